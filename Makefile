@@ -1,0 +1,41 @@
+# make reproduce   run every notebook in full and compare it with the record (MODEL=..., FAST=1)
+# make test        lint, types, unit tests, and every notebook once in its fast form
+# make lab         open the first notebook in JupyterLab
+#
+# Each of them makes the environment .venv first, and again only when a requirements file changes.
+
+SHELL := /bin/sh
+PYTHON ?=
+MODEL ?=
+FAST ?=
+BIN := .venv/bin
+# Figures need no screen, hubs are asked only for models that the user names.
+export MPLBACKEND ?= agg
+
+REPRODUCE = $(BIN)/python ci/reproduce.py $(if $(MODEL),--model "$(MODEL)") $(if $(filter-out 0 false False,$(FAST)),--fast)
+
+.PHONY: reproduce accept test lab clean
+
+reproduce: .venv
+	@$(REPRODUCE)
+
+accept: .venv
+	@$(REPRODUCE) --accept
+
+test: .venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+	@$(BIN)/python ci/reproduce.py --fast
+	@$(BIN)/python ci/lines.py
+
+lab: .venv
+	MPLBACKEND= $(BIN)/jupyter lab notebooks/01_kv_cache_fundamentals.ipynb
+
+.venv: .venv/.complete
+.venv/.complete: requirements.txt ci/requirements.txt pyproject.toml ci/setup.sh
+	@PYTHON="$(PYTHON)" sh ci/setup.sh
+
+clean:
+	rm -rf build .venv

@@ -1,0 +1,323 @@
+"""One look for all pictures: colours, fonts, and the figures that notebooks share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from jaxtyping import Float
+from matplotlib import font_manager
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from torch import Tensor
+
+# Okabe-Ito: told apart by colour-blind readers. Owners also carry a hatch, never colour alone.
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#999999"
+VERDICT_STYLE = {
+    "isolated": ("#DCEAF4", ""),
+    "near-tie": ("#F0E442", "..."),
+    "disturbed": ("#CC79A7", "\\\\\\"),
+    "contaminated": ("#E69F00", "///"),
+}
+
+_FONT = Path(__file__).parent / "fonts" / "KVLabSansSC-Regular.otf"
+
+
+def use_style() -> None:
+    """Set the look once; called on import. The bundled font brings the Chinese characters."""
+    sns.set_theme(style="white", context="notebook")
+    font_manager.fontManager.addfont(str(_FONT))
+    plt.rcParams.update(
+        {
+            "font.family": ["DejaVu Sans", "KVLab Sans SC"],
+            "figure.dpi": 100,
+            "savefig.dpi": 130,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlesize": 11,
+            "axes.labelsize": 10,
+            "hatch.linewidth": 0.6,
+        }
+    )
+
+
+use_style()
+
+
+def save(figure: Figure, name: str) -> None:
+    """Write a picture for the README where `KVLAB_FIGURES` names a folder, else do nothing."""
+    folder = os.environ.get("KVLAB_FIGURES")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        figure.savefig(Path(folder) / f"{name}.png", bbox_inches="tight", metadata={"Software": ""})
+
+
+def work_grid(prompt: int = 4, steps: int = 5) -> Figure:
+    """Which tokens are computed at each step, without and with a cache."""
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.2), sharey=True, layout="constrained")
+    for axis, cache in zip(axes, (False, True), strict=True):
+        for step in range(steps):
+            for column in range(prompt + step):
+                computed = not cache or step == 0 or column == prompt + step - 1
+                axis.add_patch(
+                    Rectangle(
+                        (column, step),
+                        0.9,
+                        0.9,
+                        facecolor=ORANGE if computed else BLUE,
+                        hatch="" if computed else "...",
+                        edgecolor="white",
+                    )
+                )
+        axis.set(xlim=(0, prompt + steps - 1), ylim=(steps, 0), xlabel="token", aspect="equal")
+        axis.set_xticks(np.arange(prompt + steps - 1) + 0.45, range(1, prompt + steps))
+        axis.set_yticks(np.arange(steps) + 0.45, range(1, steps + 1))
+        axis.set_title("with a cache" if cache else "without a cache")
+        sns.despine(ax=axis, left=True, bottom=True)
+    axes[0].set_ylabel("generated token")
+    figure.legend(
+        handles=[
+            Patch(facecolor=ORANGE, label="computed now"),
+            Patch(facecolor=BLUE, hatch="...", edgecolor="white", label="card read from the desk"),
+        ],
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+    )
+    return figure
+
+
+def work_curves(table: pd.DataFrame, crossover: float) -> Figure:
+    """Counted and measured work of one step against length; see notebook 01.
+
+    `table` has the columns length, way ("recompute", "cached"), counted, seconds.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
+    for axis, column in zip(axes, ("counted", "seconds"), strict=True):
+        base = table.loc[(table.way == "cached"), column].iloc[0]
+        for way, colour, marker in (("recompute", ORANGE, "o"), ("cached", BLUE, "s")):
+            part = table[table.way == way]
+            axis.plot(part.length, part[column] / base, color=colour, marker=marker, label=way)
+        axis.set(xscale="log", yscale="log", xlabel="tokens so far")
+        axis.set_ylabel("one step, relative to the shortest cached one")
+    axes[0].axvline(crossover, color=GREY, ls="--", lw=1)
+    axes[0].text(crossover * 0.93, 2, "attention passes\nprojections", ha="right", fontsize=8)
+    axes[0].set_title("multiply-adds, counted")
+    axes[1].set_title("time, measured")
+    axes[0].legend(frameon=False)
+    return figure
+
+
+def layers_by_difference(differences: Sequence[float], title: str) -> Figure:
+    """One bar a layer: how far the keys of one token move when its history changes."""
+    figure, axis = plt.subplots(figsize=(6, 2.8), layout="constrained")
+    axis.bar(range(len(differences)), differences, color=BLUE)
+    axis.set(xlabel="layer", ylabel="largest key difference", title=title)
+    return figure
+
+
+def kv_heatmap(norms: Float[Tensor, "L H"], title: str) -> Figure:
+    """Mean length of the stored vectors for every layer and head."""
+    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    sns.heatmap(norms.numpy(), cmap="cividis", annot=True, fmt=".1f", annot_kws={"size": 8}, ax=axis)
+    axis.set(xlabel="head", ylabel="layer", title=title)
+    return figure
+
+
+def memory_curves(table: pd.DataFrame) -> Figure:
+    """Cache memory against the number of requests; columns requests, gigabytes, preset."""
+    figure, axis = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
+    styles = zip(table.preset.unique(), (ORANGE, BLUE, GREEN), "osD", strict=False)
+    for preset, colour, marker in styles:
+        part = table[table.preset == preset]
+        axis.plot(part.requests, part.gigabytes, color=colour, marker=marker, label=preset)
+    axis.set(xlabel="concurrent requests", ylabel="GB of keys and values")
+    axis.legend(frameon=False)
+    return figure
+
+
+def bars(labels: Sequence[str], values: Sequence[float], ylabel: str, title: str) -> Figure:
+    """A few labelled bars with their values."""
+    figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
+    drawn = axis.bar(labels, values, color=[BLUE, ORANGE, GREEN, PURPLE][: len(labels)])
+    axis.bar_label(drawn, fmt="%.3g")
+    axis.set(ylabel=ylabel, title=title)
+    return figure
+
+
+def prefix_positions(drifts: Sequence[float], changed: Sequence[bool], tolerance: float) -> Figure:
+    """Damage of one wrong token in a shared prefix, by the position of that token."""
+    figure, axis = plt.subplots(figsize=(8, 3), layout="constrained")
+    for i, (value, bad) in enumerate(zip(drifts, changed, strict=True)):
+        axis.bar(i, value, color=ORANGE if bad else BLUE, hatch="///" if bad else "", ec="white")
+    axis.axhline(tolerance, color="black", ls="--", lw=1)
+    axis.set(yscale="log", xlabel="position of the token that differs")
+    axis.set_ylabel("largest logit change")
+    axis.legend(
+        handles=[
+            Patch(facecolor=ORANGE, hatch="///", ec="white", label="answer changed"),
+            Patch(facecolor=BLUE, label="answer kept"),
+            plt.Line2D([], [], color="black", ls="--", label="rounding"),
+        ],
+        frameon=False,
+        ncols=3,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1.22),
+    )
+    return figure
+
+
+def slots(pool_owners: Sequence[Sequence[tuple[str, str] | None]], title: str) -> Figure:
+    """Rows of slots with the text and the owner of each row: `(owner, text)` or `None`."""
+    height = 0.55 * len(pool_owners) + 1.1
+    figure, axis = plt.subplots(figsize=(11, height), layout="constrained")
+    names = sorted({o[0] for slot in pool_owners for o in slot if o})
+    colours = dict(zip(names, (BLUE, ORANGE, GREEN, PURPLE), strict=False))
+    hatches = dict(zip(names, ("", "///", "...", "xxx"), strict=False))
+    for y, slot in enumerate(pool_owners):
+        for x, owner in enumerate(slot):
+            face = colours[owner[0]] if owner else "white"
+            hatch = hatches[owner[0]] if owner else ""
+            axis.add_patch(
+                Rectangle((x, y + 0.1), 0.94, 0.8, fc=face, ec="#CCCCCC", hatch=hatch, alpha=0.55)
+            )
+            if owner:
+                axis.text(x + 0.47, y + 0.5, owner[1].strip()[:3], ha="center", va="center", size=8)
+    axis.set(xlim=(0, max(map(len, pool_owners))), ylim=(len(pool_owners), 0), xlabel="row")
+    axis.set_yticks(np.arange(len(pool_owners)) + 0.5, [f"slot {i}" for i in range(len(pool_owners))])
+    axis.set_title(title)
+    axis.legend(
+        handles=[
+            Patch(fc=colours[n], hatch=hatches[n], alpha=0.55, label=f"written by {n}") for n in names
+        ],
+        frameon=False,
+        ncols=4,
+        loc="upper right",
+        bbox_to_anchor=(1, 1.0 + 0.45 / height),
+    )
+    sns.despine(ax=axis, left=True)
+    return figure
+
+
+def verdict_grid(table: pd.DataFrame, columns: Sequence[str], title: str = "") -> Figure:
+    """Arms by runs: colour and hatch say the verdict, the number is the first differing token.
+
+    `table` needs the columns arm, verdict, first_divergence and those named in `columns`, whose
+    values become the column labels.
+    """
+    labels = table[list(columns)].astype(str).agg(" ".join, axis=1)
+    order = list(dict.fromkeys(labels))
+    arms = list(dict.fromkeys(table.arm))
+    figure, axis = plt.subplots(
+        figsize=(0.62 * len(order) + 2, 0.5 * len(arms) + 2.2), layout="constrained"
+    )
+    for (_, row), label in zip(table.iterrows(), labels, strict=True):
+        x, y = order.index(label), arms.index(row.arm)
+        colour, hatch = VERDICT_STYLE[row.verdict]
+        axis.add_patch(Rectangle((x, y), 0.94, 0.9, fc=colour, ec="white", hatch=hatch))
+        if pd.notna(row.first_divergence):
+            axis.text(
+                x + 0.47,
+                y + 0.45,
+                f"{row.first_divergence:.0f}",
+                ha="center",
+                va="center",
+                bbox={"fc": "white", "ec": "none", "pad": 1},
+            )
+    axis.set(xlim=(0, len(order)), ylim=(len(arms), 0), title=title)
+    axis.set_xticks(np.arange(len(order)) + 0.47, order, rotation=60, ha="right", fontsize=8)
+    axis.set_yticks(np.arange(len(arms)) + 0.45, arms)
+    used = [v for v in VERDICT_STYLE if v in set(table.verdict)]
+    figure.legend(
+        handles=[
+            Patch(fc=VERDICT_STYLE[v][0], hatch=VERDICT_STYLE[v][1], ec="#BBBBBB", label=v)
+            for v in used
+        ],
+        loc="outside upper right",
+        ncols=4,
+        frameon=False,
+    )
+    sns.despine(ax=axis, left=True, bottom=True)
+    return figure
+
+
+def answer_strips(rows: Sequence[tuple[str, Sequence[str], Sequence[bool]]], title: str) -> Figure:
+    """Answers as rows of token boxes: `(label, token texts, foreign or not)`."""
+    widest = max(len(texts) for _, texts, _ in rows)
+    figure, axis = plt.subplots(
+        figsize=(min(13, 0.5 * widest + 2.2), 0.5 * len(rows) + 1.0), layout="constrained"
+    )
+    for y, (_, texts, foreign) in enumerate(rows):
+        for x, (text, bad) in enumerate(zip(texts, foreign, strict=True)):
+            axis.add_patch(
+                Rectangle(
+                    (x, y + 0.08),
+                    0.95,
+                    0.84,
+                    fc=ORANGE if bad else "#DCEAF4",
+                    ec="white",
+                    hatch="///" if bad else "",
+                    alpha=0.75,
+                )
+            )
+            size = 9 if len(text) < 4 else 6
+            axis.text(x + 0.47, y + 0.5, text.strip()[:9], ha="center", va="center", fontsize=size)
+    axis.set(xlim=(0, widest), ylim=(len(rows), 0), title=title, xlabel="generated token")
+    axis.set_yticks(np.arange(len(rows)) + 0.5, [label for label, _, _ in rows])
+    axis.set_xticks(np.arange(widest) + 0.47, range(1, widest + 1), fontsize=7)
+    axis.legend(
+        handles=[Patch(fc=ORANGE, hatch="///", ec="white", alpha=0.75, label="only the partner's")],
+        frameon=False,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+    )
+    sns.despine(ax=axis, left=True, bottom=True)
+    return figure
+
+
+def attention_pair(
+    clean: Float[np.ndarray, "S T"],
+    colliding: Float[np.ndarray, "S T"],
+    columns: tuple[Sequence[str], Sequence[str]],
+    steps: tuple[Sequence[str], Sequence[str]],
+    foreign: Sequence[bool],
+    title: str,
+) -> Figure:
+    """Attention of a clean and a colliding run on one scale, and their difference.
+
+    Rows are generated tokens, columns the rows of the slot; hatched labels mark rows that another
+    request wrote last.
+
+    Args:
+        columns: Token texts of the slot's rows, clean and colliding.
+        steps: Token texts of the two answers.
+        foreign: Which rows belong to somebody else in the colliding run.
+    """
+    figure, axes = plt.subplots(
+        3, 1, figsize=(11, 2.1 + 0.62 * len(clean)), layout="constrained", sharex=False
+    )
+    top = float(max(np.nanmax(clean), np.nanmax(colliding)))
+    difference = colliding - clean
+    reach = float(np.nanmax(np.abs(difference)))
+    panels = (
+        (clean, "clean: a slot of its own", columns[0], steps[0], "cividis", 0.0, top),
+        (colliding, "colliding: one slot for two", columns[1], steps[1], "cividis", 0.0, top),
+        (difference, "difference", columns[1], steps[1], "vlag", -reach, reach),
+    )
+    for axis, (values, name, labels, tokens, cmap, low, high) in zip(axes, panels, strict=True):
+        sns.heatmap(values, ax=axis, cmap=cmap, vmin=low, vmax=high, cbar_kws={"pad": 0.01})
+        axis.set_title(name)
+        axis.set_xticks(np.arange(len(labels)) + 0.5, [x.strip() for x in labels], rotation=90)
+        axis.set_yticks(np.arange(len(tokens)) + 0.5, [x.strip() for x in tokens], rotation=0)
+        axis.tick_params(labelsize=7)
+        if name != panels[0][1]:
+            for label, is_foreign in zip(axis.get_xticklabels(), foreign, strict=True):
+                if is_foreign:
+                    label.set_bbox({"fc": ORANGE, "ec": "none", "hatch": "///", "pad": 1, "alpha": 0.6})
+    figure.suptitle(title, fontsize=11)
+    return figure

@@ -1,0 +1,17 @@
+"""Where keys and values live."""
+
+from kvlab.pools.contract import CachePool, Lease, PoolFull
+from kvlab.pools.private import PrivatePool
+from kvlab.pools.simple import SimpleCachePool
+from kvlab.pools.store import Owner
+from kvlab.pools.view import BatchView
+
+__all__ = [
+    "BatchView",
+    "CachePool",
+    "Lease",
+    "Owner",
+    "PoolFull",
+    "PrivatePool",
+    "SimpleCachePool",
+]

@@ -1,0 +1,48 @@
+"""What a cache pool must offer, so that anybody's pool fits: two methods and a lease."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from transformers import Cache
+
+from kvlab.request import Request
+
+
+class PoolFull(RuntimeError):
+    """No room for another request now; nothing was written. Release one and try again."""
+
+
+@runtime_checkable
+class Lease(Protocol):
+    """The right of one request to read and write rows of a pool.
+
+    Attributes:
+        cache: The transformers `Cache` through which a model reads and writes these rows.
+        num_cached_tokens: Prompt tokens that are there already at admission (a prefix hit), else 0.
+    """
+
+    cache: Cache
+    num_cached_tokens: int
+
+
+@runtime_checkable
+class CachePool(Protocol):
+    """Memory for keys and values that requests share.
+
+    Ownership, events and checksums are optional extras: who needs one that is missing reports
+    "cannot see", never "clean".
+    """
+
+    def admit(self, request: Request) -> Lease:
+        """Give `request` rows of its own.
+
+        Raises:
+            PoolFull: No room now. Nothing was written.
+            ValueError: The request can never be served. Nothing was written.
+        """
+        ...
+
+    def release(self, lease: Lease) -> None:
+        """Take the rows back, at the end of a request or at its abort, at any step."""
+        ...

@@ -1,0 +1,51 @@
+"""Rows of keys and values for all slots, and the record of who wrote each row last."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Owner(NamedTuple):
+    """Who wrote a row: request, how often its slot had been handed out, position, token id.
+
+    `token` is -1 where the writer did not say which token it wrote.
+    """
+
+    request: str
+    generation: int
+    position: int
+    token: int
+
+
+class Store:
+    """One tensor of keys and one of values, `(S, L, G, N, D)`.
+
+    S slots, L layers, G key/value heads, N rows for tokens, D head dim. One tensor for all slots
+    lets a batch read several slots without a copy; a slot is a view of it.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        num_layers: int,
+        num_heads: int,
+        max_seq_len: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        shape = (num_slots, num_layers, num_heads, max_seq_len, head_dim)
+        if min(shape) < 1:
+            raise ValueError(f"every size of a store must be at least 1, got {shape}")
+        self.key: Float[Tensor, "S L G N D"] = torch.zeros(shape, dtype=dtype, device=device)
+        self.value: Float[Tensor, "S L G N D"] = torch.zeros(shape, dtype=dtype, device=device)
+        self.owners: list[list[Owner | None]] = [[None] * max_seq_len for _ in range(num_slots)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return self.key.nbytes + self.value.nbytes

@@ -1,0 +1,167 @@
+"""Who moves when: requests, orders, and the executor that runs them on one pool.
+
+Concurrency is an order of small steps. An order is chosen by name or by seed, so every run can be
+repeated to the step.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvlab.attention import AttentionRecorder, recording
+from kvlab.decode import next_step
+from kvlab.pools.contract import CachePool, Lease, PoolFull
+from kvlab.pools.view import BatchView
+from kvlab.request import Request, Run
+
+Order = Literal["serial", "round_robin"] | int
+"""A name, or a seed: then a seeded draw decides who moves next."""
+
+
+def run(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    pool: CachePool,
+    order: Order = "serial",
+    batch_size: int = 1,
+    record_attention: bool = False,
+) -> dict[str, Run]:
+    """Serve all requests on one pool and return their runs by id.
+
+    Args:
+        order: "serial": one request from admission to release, then the next one. "round_robin":
+            each admitted request moves one step in turn. An integer: the seed of the draw.
+        batch_size: How many requests move in one turn. Prompts are computed one after another, in
+            the order of the turn, before the others decode together in one forward pass. Within
+            that pass the writes of a layer land in the order of the batch, all of them before the
+            layer reads.
+        record_attention: Keep what the newest token of each step looks at.
+
+    A request is admitted when its first turn comes; if the pool is full then, it waits for a
+    release.
+
+    Raises:
+        ValueError: Two requests with one id, a wrong order or batch size; nothing was admitted.
+        PoolFull: A request does not fit although nobody else is there.
+    """
+    ids = [r.id for r in requests]
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"request ids must be unique, got {ids}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if order not in ("serial", "round_robin") and not isinstance(order, int):
+        raise ValueError(f"unknown order {order!r}; use 'serial', 'round_robin' or a seed")
+    executor = _Executor(model, pool, record_attention)
+    runs = {r.id: Run(r) for r in requests}
+    draw = random.Random(order if isinstance(order, int) else 0)
+    waiting = list(runs.values())  # in turn order
+    try:
+        while waiting:
+            if isinstance(order, int):
+                turn = draw.sample(waiting, min(batch_size, len(waiting)))
+            else:
+                turn = waiting[:batch_size]
+            if order == "round_robin":
+                waiting = waiting[batch_size:] + turn
+            moved = executor.step(turn)
+            if not moved and not executor.leases:
+                raise PoolFull(f"no room for request {turn[0].request.id!r} in an empty pool")
+            waiting = [r for r in waiting if not r.finished]
+    finally:
+        executor.release_all()
+    return runs
+
+
+class _Executor:
+    """Admits, steps and releases; knows nothing about who should come next."""
+
+    def __init__(self, model: PreTrainedModel, pool: CachePool, record_attention: bool) -> None:
+        self.model, self.pool = model, pool
+        self.leases: dict[str, Lease] = {}
+        self.recorder = AttentionRecorder() if record_attention else None
+        self.tick = 0
+
+    def _admitted(self, run: Run) -> bool:
+        """Whether the pool has room for this request; if so, it is in now."""
+        try:
+            lease = self.pool.admit(run.request)
+        except PoolFull:
+            return False
+        self.leases[run.request.id] = lease
+        run.num_cached_tokens = lease.num_cached_tokens
+        return True
+
+    def step(self, runs: Sequence[Run]) -> bool:
+        """Move each of `runs` by one token if it can be admitted; whether any of them moved.
+
+        Newcomers are admitted and prefilled one after another, so that each of them meets the pool
+        as the one before has left it. Then the others decode in one forward pass.
+        """
+        decoding = [r for r in runs if r.steps]
+        moved = bool(decoding)
+        for run in runs:
+            if not run.steps and self._admitted(run):
+                self._forward([run], [list(run.request.tokens[run.num_cached_tokens :])])
+                moved = True
+        if decoding:
+            self._forward(decoding, [r.tokens[-1:] for r in decoding])
+        for run in runs:
+            if run.finished:
+                self.pool.release(self.leases.pop(run.request.id))
+        self.tick += 1
+        return moved
+
+    @torch.inference_mode()
+    def _forward(self, runs: Sequence[Run], news: Sequence[list[int]]) -> None:
+        """One forward pass over the new tokens of `runs`; appends a step to each."""
+        leases = [self.leases[r.request.id] for r in runs]
+        counts = [len(n) for n in news]
+        starts = [lease.cache.get_seq_length() for lease in leases]
+        for lease, new in zip(leases, news, strict=True):
+            if hasattr(lease, "announce"):
+                lease.announce(new)
+        if self.recorder:
+            self.recorder.newest = [c - 1 for c in counts]
+        began = time.perf_counter()
+        with recording(self.recorder):
+            logits = self._logits(leases, news, counts)
+        seconds = time.perf_counter() - began
+        attention = self.recorder.take() if self.recorder else None
+        for b, run in enumerate(runs):
+            kind = "decode" if run.steps else "prefill"
+            step = next_step(logits[b], kind, self.tick, starts[b], counts[b], seconds)
+            if attention is not None:
+                step.attention = attention[b, :, :, : starts[b] + counts[b]]
+            run.steps.append(step)
+
+    def _logits(
+        self, leases: Sequence[Lease], news: Sequence[list[int]], counts: Sequence[int]
+    ) -> list[Float[Tensor, " V"]]:
+        device = self.model.device
+        if len(leases) == 1:  # the model's own path: this lease is an ordinary cache
+            ids = torch.tensor([news[0]], device=device)
+            out = self.model(ids, cache=leases[0].cache, use_cache=True, logits_to_keep=1)
+            return [out.logits[0, -1]]
+        view, longest = BatchView(leases, counts), max(counts)
+        out = self.model(
+            torch.tensor([n + n[-1:] * (longest - len(n)) for n in news], device=device),
+            cache=view,
+            use_cache=True,
+            position_ids=view.positions(longest).to(device),
+            attention_mask=view.mask(longest).to(device),
+        )
+        return [out.logits[b, count - 1] for b, count in enumerate(counts)]
+
+    def release_all(self) -> None:
+        """Give back what an error left behind."""
+        for lease in self.leases.values():
+            self.pool.release(lease)
+        self.leases.clear()

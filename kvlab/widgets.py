@@ -1,0 +1,79 @@
+"""Controls for notebooks: a switch between prepared pictures, and the memory calculator."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping
+
+import ipywidgets as W
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from kvlab.memory import BYTES, cache_bytes
+
+PRESETS = {
+    "7B, full heads": (32, 32, 128),
+    "7B, grouped heads": (32, 8, 128),
+    "bundled model": (6, 8, 64),
+}
+"""Layers, key/value heads, head dim."""
+
+
+def figure_html(figure: Figure, alt: str) -> str:
+    """A figure as an `<img>` with alternative text; the figure is closed."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=90, bbox_inches="tight", metadata={"Software": ""})
+    plt.close(figure)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
+
+
+def switch(states: Mapping[str, Figure], alt: str) -> W.VBox:
+    """Buttons that show one of several prepared figures; works without a kernel."""
+    pick = W.ToggleButtons(options=list(states), index=0)
+    pages = [W.HTML(figure_html(f, f"{alt}: {name}")) for name, f in states.items()]
+    stack = W.Stack(pages, selected_index=0)
+    link = W.jslink((pick, "index"), (stack, "selected_index"))
+    box = W.VBox([pick, stack])
+    box.link = link  # keep it alive as long as the box
+    return box
+
+
+def memory_calculator() -> W.VBox:
+    """The memory formula with controls for each factor; moving them needs a running kernel."""
+    style = {"description_width": "110px"}
+
+    def number(name: str, value: int, low: int, high: int, step: int = 1) -> W.IntSlider:
+        return W.IntSlider(
+            value, low, high, step, description=name, style=style, continuous_update=False
+        )
+
+    preset = W.Dropdown(options=list(PRESETS), description="preset", style=style)
+    layers, heads, dim = (
+        number(name, value, 1, high)
+        for name, value, high in zip(
+            ("layers", "KV heads", "head dim"), PRESETS["7B, full heads"], (96, 96, 256), strict=True
+        )
+    )
+    length = number("tokens", 2048, 128, 32768, 128)
+    requests = number("requests", 16, 1, 128)
+    dtype = W.Dropdown(options=list(BYTES), value="float16", description="dtype", style=style)
+    out = W.HTML()
+
+    def show(*_: object) -> None:
+        one = cache_bytes(layers.value, heads.value, dim.value, length.value, dtype.value)
+        out.value = (
+            f"<b>one request: {one / 1e6:,.0f} MB</b>; {requests.value} requests: "
+            f"<b>{one * requests.value / 1e9:,.2f} GB</b>"
+        )
+
+    def load(*_: object) -> None:
+        layers.value, heads.value, dim.value = PRESETS[preset.value]
+
+    preset.observe(load, "value")
+    for control in (layers, heads, dim, length, requests, dtype):
+        control.observe(show, "value")
+    show()
+    return W.VBox([preset, layers, heads, dim, length, requests, dtype, out])
