@@ -9,8 +9,6 @@ PYTHON ?=
 MODEL ?=
 FAST ?=
 BIN := .venv/bin
-# Figures need no screen, hubs are asked only for models that the user names.
-export MPLBACKEND ?= agg
 
 REPRODUCE = $(BIN)/python ci/reproduce.py $(if $(MODEL),--model "$(MODEL)") $(if $(filter-out 0 false False,$(FAST)),--fast)
 
@@ -31,7 +29,7 @@ test: .venv
 	@$(BIN)/python ci/lines.py
 
 lab: .venv
-	MPLBACKEND= $(BIN)/jupyter lab notebooks/01_kv_cache_fundamentals.ipynb
+	$(BIN)/jupyter lab notebooks/01_kv_cache_fundamentals.ipynb
 
 .venv: .venv/.complete
 .venv/.complete: requirements.txt ci/requirements.txt pyproject.toml ci/setup.sh

@@ -17,6 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import papermill
+from papermill.exceptions import PapermillExecutionError
+
+from kvlab.ledger import differences, dump, show
+
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"
@@ -36,9 +41,6 @@ class Outcome:
 
 def execute(path: Path, output: Path, parameters: dict[str, Any]) -> Outcome:
     """Run one notebook with those of `parameters` that it has."""
-    import papermill
-    from papermill.exceptions import PapermillExecutionError
-
     known = papermill.inspect_notebook(str(path))
     began = time.monotonic()
     error = None
@@ -66,16 +68,13 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def table(record: dict[str, Any]) -> str:
     """The results table of the README, in Markdown."""
-    from kvlab.ledger import show
-
     lines = ["| claim | what it says | measured | verdict | notebook |", "|---|---|---|---|---|"]
     for part in record.values():
         for c in part["claims"]:
             measured = "; ".join(f"{k} {show(v)}" for k, v in c["measured"].items())
             link = f"[{c['notebook'][:2]}](notebooks/{c['notebook']}.ipynb)"
-            lines.append(
-                f"| {c['id']} | {c['statement']} | {measured} | {c['verdict']}: {c['note']} | {link} |"
-            )
+            cells = (c["id"], c["statement"], measured, f"{c['verdict']}: {c['note']}", link)
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -93,7 +92,7 @@ def strip(path: Path) -> None:
     subprocess.run(command, check=True)
 
 
-def accept(record: dict[str, Any], executed: list[Path], figures: Path) -> None:
+def accept(record: dict[str, Any], executed: dict[Path, Path], figures: Path) -> None:
     """Make the fresh run the committed one: record, notebooks, figures, README table."""
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
@@ -101,16 +100,13 @@ def accept(record: dict[str, Any], executed: list[Path], figures: Path) -> None:
         raise SystemExit(f"README.md has lost its marks {START} and {END}; nothing was accepted")
     head, rest = text.split(START, 1)
     _, tail = rest.split(END, 1)
-    for path in executed:
-        copy = NOTEBOOKS / path.name
-        shutil.copyfile(path, copy)
-        strip(copy)
+    for path, tracked in executed.items():
+        shutil.copyfile(path, tracked)
+        strip(tracked)
     for picture in figures.glob("*.png"):
         FIGURES.mkdir(exist_ok=True)
         shutil.copyfile(picture, FIGURES / picture.name)
-    RECORD.write_text(
-        json.dumps(record, ensure_ascii=False, indent=1, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    RECORD.write_text(dump(record), encoding="utf-8")
     readme.write_text(f"{head}{START}\n{table(record)}\n{END}{tail}", encoding="utf-8")
 
 
@@ -140,6 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
     paths = [p for p in paths if p.name.startswith(options.only or "")]
+    solutions = sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))
+    solutions = [p for p in solutions if p.name.startswith(options.only or "")]
     if not paths:
         print("no such notebook", file=sys.stderr)
         return 2
@@ -150,27 +148,28 @@ def main(arguments: list[str] | None = None) -> int:
         folder.mkdir(parents=True)
     os.environ["KVLAB_RECORD"] = str(parts)
     os.environ["KVLAB_FIGURES"] = str(figures)
-    parameters = {"FAST": options.fast} | ({"MODEL": options.model} if options.model else {})
+    # Only what differs from the defaults, so that a full run leaves no injected cell behind.
+    given = {"FAST": options.fast, "MODEL": options.model}
+    parameters = {name: value for name, value in given.items() if value}
 
     outcomes = []
     for path in paths:
         print(f"running {path.name} ...", flush=True)
         outcomes.append(execute(path, output / path.name, parameters))
+    solved = [execute(path, output / path.name, {}) for path in solutions]
     record = read_record(parts)
-    (BUILD / "record.json").write_text(
-        json.dumps(record, ensure_ascii=False, indent=1, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    (BUILD / "record.json").write_text(dump(record), encoding="utf-8")
     summary(outcomes, record)
 
-    problems = [f"{o.name}: {o.error}" for o in outcomes if o.error]
+    problems = [f"{o.name}: {o.error}" for o in (*outcomes, *solved) if o.error]
     for o in outcomes:
         if not o.error and not record.get(o.name, {}).get("claims"):
             problems.append(f"{o.name}: recorded no claim")
     if options.accept and not problems:
-        accept(record, [output / p.name for p in paths], figures)
+        accept(record, {output / p.name: p for p in (*paths, *solutions)}, figures)
         print("\nThis run is now the committed one: look at the changes with git diff.")
     elif options.fast or options.model:
-        print("\nNothing was compared with the record: it holds for the full run of the bundled model.")
+        print("\nNothing was compared: the record holds for a full run of the bundled model.")
     elif not options.accept:
         problems += compare(record, options.only)
     for problem in problems:
@@ -181,8 +180,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def compare(record: dict[str, Any], only: str | None) -> list[str]:
     """Print how the fresh record differs from the committed one; returns the failures."""
-    from kvlab.ledger import differences
-
     if not RECORD.exists():
         return ["there is no committed record; make one with: make accept"]
     committed = json.loads(RECORD.read_text(encoding="utf-8"))
@@ -194,7 +191,9 @@ def compare(record: dict[str, Any], only: str | None) -> list[str]:
     if not found.failures:
         claims = sum(len(part["claims"]) for part in record.values())
         tokens = sum(len(s["tokens"]) for p in record.values() for s in p["sequences"].values())
-        print(f"\nAll {claims} claims and {tokens} recorded tokens agree with the committed record.")
+        print(
+            f"\nAll {claims} claims and {tokens} recorded tokens agree with the committed record."
+        )
     return found.failures
 
 

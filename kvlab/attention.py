@@ -1,7 +1,7 @@
 """The one attention function of the lab, registered with transformers under the name "kvlab".
 
-Without a recorder it is PyTorch's scaled dot product attention, untouched. With one, it computes the
-weights openly and keeps, for each row of the batch, what its newest token looks at.
+Without a recorder it is PyTorch's scaled dot product attention, untouched. With one, it computes
+the weights openly and keeps, for each row of the batch, what its newest token looks at.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def attention(
     q_len, k_len = scores.shape[-2:]
     if attention_mask is None and q_len > 1:
         # transformers leaves the mask out where a plain causal one is meant.
-        attention_mask = torch.ones(q_len, k_len, dtype=torch.bool, device=k.device).tril(k_len - q_len)
+        attention_mask = torch.ones(q_len, k_len, dtype=torch.bool, device=k.device).tril(
+            k_len - q_len
+        )
     if attention_mask is not None:
         if attention_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
@@ -103,7 +105,7 @@ def attention(
 
 
 AttentionInterface.register(NAME, attention)
-# A custom name without a mask of its own gets no mask at all, which is wrong from the second step on.
+# A name without a mask of its own gets no mask at all, which is wrong from the second step on.
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from kvlab.attention import AttentionRecorder, recording
-from kvlab.request import Request, Run, Step
+from kvlab.request import Request, Run, Step, StepKind
 
 
 def next_step(
-    logits: Float[Tensor, " V"], kind: str, tick: int, start: int, wrote: int, seconds: float
+    logits: Float[Tensor, " V"], kind: StepKind, tick: int, start: int, wrote: int, seconds: float
 ) -> Step:
     """The greedy choice from `logits`, with the margin to the runner-up."""
     best = logits.float().topk(2)
@@ -42,8 +42,7 @@ def recompute(model: PreTrainedModel, request: Request, record_attention: bool =
             ids = torch.tensor([tokens], device=model.device)
             logits = model(ids, use_cache=False, logits_to_keep=1).logits
         seconds = time.perf_counter() - began
-        kind = "decode" if run.steps else "prefill"
-        step = next_step(logits[0, -1], kind, len(run.steps), 0, len(tokens), seconds)
+        step = next_step(logits[0, -1], run.next_kind, len(run.steps), 0, len(tokens), seconds)
         if recorder:
             step.attention = recorder.take()[0]
         run.steps.append(step)
@@ -66,8 +65,7 @@ def cached(model: PreTrainedModel, request: Request, record_attention: bool = Fa
             ids = torch.tensor([new], device=model.device)
             logits = model(ids, cache=cache, use_cache=True, logits_to_keep=1).logits
         seconds = time.perf_counter() - began
-        kind = "decode" if run.steps else "prefill"
-        step = next_step(logits[0, -1], kind, len(run.steps), start, len(new), seconds)
+        step = next_step(logits[0, -1], run.next_kind, len(run.steps), start, len(new), seconds)
         if recorder:
             step.attention = recorder.take()[0]
         run.steps.append(step)

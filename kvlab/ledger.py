@@ -10,6 +10,7 @@ import html
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, Literal
 
 Verdict = Literal["reproduced", "qualified", "refuted"]
 VERDICTS = ("reproduced", "qualified", "refuted")
+FLOOR = 1e-6
+"""Rounding errors below this are not told apart: one machine's 0 is another one's 1e-7."""
 
 
 def rate(hits: int, n: int) -> dict[str, float | int]:
@@ -128,7 +131,7 @@ class Ledger:
         }
         path = Path(folder) / f"{self.notebook}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(part, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        path.write_text(dump(part), encoding="utf-8")
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -137,6 +140,12 @@ class Ledger:
             for c in self.claims.values()
         )
         return f"<table><tr><th>claim</th><th>statement</th><th>verdict</th></tr>{rows}</table>"
+
+
+def dump(record: Mapping[str, Any]) -> str:
+    """A record as JSON with every list of numbers on one line, so that a diff can be read."""
+    text = json.dumps(record, ensure_ascii=False, indent=1, sort_keys=True)
+    return re.sub(r"\[[-0-9.,\s]+\]", lambda m: " ".join(m[0].split()), text) + "\n"
 
 
 @dataclass
@@ -194,7 +203,9 @@ def _compare_sequences(
     for name in sorted({*ours["sequences"], *theirs["sequences"]}):
         a, b = ours["sequences"].get(name), theirs["sequences"].get(name)
         if a is None or b is None:
-            failures.append(f"{notebook} {name}: missing in the {'fresh run' if a is None else 'record'}")
+            failures.append(
+                f"{notebook} {name}: missing in the {'fresh run' if a is None else 'record'}"
+            )
             continue
         if a["tokens"] == b["tokens"]:
             continue
@@ -220,8 +231,8 @@ def _agree(a: Any, b: Any) -> bool:
         if "low" in b:
             return b["low"] <= a["value"] <= b["high"]
         if "factor" in b:
-            small, large = sorted((abs(a["value"]), abs(b["value"])))
-            return large <= b["factor"] * small or large == 0
+            small, large = sorted(max(abs(x["value"]), FLOOR) for x in (a, b))
+            return bool(large <= b["factor"] * small)
         if "hits" in b:
             return (a["hits"], a["n"]) == (b["hits"], b["n"])
     if isinstance(a, float) and isinstance(b, float):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import pandas as pd
+import torch
 from tqdm import tqdm
 
 from kvlab.decode import recompute
@@ -18,14 +19,14 @@ from kvlab.models import LoadedModel
 from kvlab.pools import CachePool, PrivatePool, SimpleCachePool
 from kvlab.prompts import LANGUAGES, Language
 from kvlab.request import Request, Run
-from kvlab.schedule import run
+from kvlab.schedule import Order, run
 from kvlab.verdict import compare, foreign_spans, measure_tolerance
 
 Arm = Literal["serial", "private", "shared", "overwrite", "append"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
-"""serial: one after another on a single slot, in both orders, repeated; private: concurrent, a cache
-each; shared: concurrent on one pool, a slot each; overwrite, append: concurrent on one pool, and
-the second request is put on the slot of the first."""
+"""serial: one after another on a single slot, in both orders, repeated; private: concurrent, a
+cache each; shared: concurrent on one pool, a slot each; overwrite, append: concurrent on one pool,
+and the second request is put on the slot of the first."""
 ISOLATED_ARMS: tuple[Arm, ...] = ("serial", "private", "shared")
 
 Form = Literal["short", "long"]
@@ -92,6 +93,12 @@ def build_requests(loaded: LoadedModel, language: Language, form: Form) -> dict[
     return requests
 
 
+def mean_confidence(ran: Run) -> float:
+    """Mean probability that the model gave to the tokens of its own answer."""
+    logits = torch.stack([s.logits for s in ran.steps if s.logits is not None])
+    return logits.softmax(-1).amax(-1).mean().item()
+
+
 @dataclass
 class Experiment:
     """The requests of one language and form on one model, with their golden references.
@@ -148,7 +155,7 @@ class Experiment:
         if batch > 1:
             names += [n for n in self.requests if n.startswith("bystander")][: batch - 2]
         requests = [self.requests[n] for n in names]
-        order = "serial" if arm == "serial" else "round_robin"
+        order: Order = "serial" if arm == "serial" else "round_robin"
         pool = self.pool(arm, first, second, len(names))
         return run(self.loaded.model, requests, pool, order, batch, record_attention)
 
@@ -185,6 +192,7 @@ class Experiment:
             "kind": None if not bad else "partner's words" if words else "damage without words",
             "tokens": ran.tokens,
             "margins": ran.margins,
+            "confidence": mean_confidence(ran),
         }
 
     def rows(
@@ -236,7 +244,7 @@ def matrix(
 
     Columns: language, form, dtype, batch, arm, pair, role, request, partner, tokens, text,
     edit_distance, first_divergence, margin, drift, bitwise, same_tokens, within_tolerance,
-    verdict, victim, kind, foreign_words, runs, margins, tolerance.
+    verdict, victim, kind, foreign_words, runs, margins, confidence, tolerance.
 
     The serial arm serves one request at a time, so it has no batch of 8.
     """

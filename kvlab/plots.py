@@ -104,6 +104,8 @@ def work_curves(table: pd.DataFrame, crossover: float) -> Figure:
             part = table[table.way == way]
             axis.plot(part.length, part[column] / base, color=colour, marker=marker, label=way)
         axis.set(xscale="log", yscale="log", xlabel="tokens so far")
+        axis.set_xticks(table.length.unique(), table.length.unique(), rotation=45)
+        axis.minorticks_off()
         axis.set_ylabel("one step, relative to the shortest cached one")
     axes[0].axvline(crossover, color=GREY, ls="--", lw=1)
     axes[0].text(crossover * 0.93, 2, "attention passes\nprojections", ha="right", fontsize=8)
@@ -124,7 +126,9 @@ def layers_by_difference(differences: Sequence[float], title: str) -> Figure:
 def kv_heatmap(norms: Float[Tensor, "L H"], title: str) -> Figure:
     """Mean length of the stored vectors for every layer and head."""
     figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
-    sns.heatmap(norms.numpy(), cmap="cividis", annot=True, fmt=".1f", annot_kws={"size": 8}, ax=axis)
+    sns.heatmap(
+        norms.numpy(), cmap="cividis", annot=True, fmt=".1f", annot_kws={"size": 8}, ax=axis
+    )
     axis.set(xlabel="head", ylabel="layer", title=title)
     return figure
 
@@ -156,7 +160,8 @@ def prefix_positions(drifts: Sequence[float], changed: Sequence[bool], tolerance
     for i, (value, bad) in enumerate(zip(drifts, changed, strict=True)):
         axis.bar(i, value, color=ORANGE if bad else BLUE, hatch="///" if bad else "", ec="white")
     axis.axhline(tolerance, color="black", ls="--", lw=1)
-    axis.set(yscale="log", xlabel="position of the token that differs")
+    axis.set(yscale="log", ylim=(tolerance / 10, None))
+    axis.set_xlabel("position of the token that differs")
     axis.set_ylabel("largest logit change")
     axis.legend(
         handles=[
@@ -175,7 +180,8 @@ def prefix_positions(drifts: Sequence[float], changed: Sequence[bool], tolerance
 def slots(pool_owners: Sequence[Sequence[tuple[str, str] | None]], title: str) -> Figure:
     """Rows of slots with the text and the owner of each row: `(owner, text)` or `None`."""
     height = 0.55 * len(pool_owners) + 1.1
-    figure, axis = plt.subplots(figsize=(11, height), layout="constrained")
+    widest = max(map(len, pool_owners))
+    figure, axis = plt.subplots(figsize=(max(7, 0.25 * widest), height), layout="constrained")
     names = sorted({o[0] for slot in pool_owners for o in slot if o})
     colours = dict(zip(names, (BLUE, ORANGE, GREEN, PURPLE), strict=False))
     hatches = dict(zip(names, ("", "///", "...", "xxx"), strict=False))
@@ -188,12 +194,15 @@ def slots(pool_owners: Sequence[Sequence[tuple[str, str] | None]], title: str) -
             )
             if owner:
                 axis.text(x + 0.47, y + 0.5, owner[1].strip()[:3], ha="center", va="center", size=8)
-    axis.set(xlim=(0, max(map(len, pool_owners))), ylim=(len(pool_owners), 0), xlabel="row")
-    axis.set_yticks(np.arange(len(pool_owners)) + 0.5, [f"slot {i}" for i in range(len(pool_owners))])
+    axis.set(xlim=(0, widest), ylim=(len(pool_owners), 0), xlabel="row")
+    axis.set_yticks(
+        np.arange(len(pool_owners)) + 0.5, [f"slot {i}" for i in range(len(pool_owners))]
+    )
     axis.set_title(title)
     axis.legend(
         handles=[
-            Patch(fc=colours[n], hatch=hatches[n], alpha=0.55, label=f"written by {n}") for n in names
+            Patch(fc=colours[n], hatch=hatches[n], alpha=0.55, label=f"written by {n}")
+            for n in names
         ],
         frameon=False,
         ncols=4,
@@ -312,12 +321,15 @@ def attention_pair(
     for axis, (values, name, labels, tokens, cmap, low, high) in zip(axes, panels, strict=True):
         sns.heatmap(values, ax=axis, cmap=cmap, vmin=low, vmax=high, cbar_kws={"pad": 0.01})
         axis.set_title(name)
-        axis.set_xticks(np.arange(len(labels)) + 0.5, [x.strip() for x in labels], rotation=90)
+        turn = 90 if max(map(len, labels)) > 4 else 0  # words are turned, characters are not
+        axis.set_xticks(np.arange(len(labels)) + 0.5, [x.strip() for x in labels], rotation=turn)
         axis.set_yticks(np.arange(len(tokens)) + 0.5, [x.strip() for x in tokens], rotation=0)
         axis.tick_params(labelsize=7)
         if name != panels[0][1]:
             for label, is_foreign in zip(axis.get_xticklabels(), foreign, strict=True):
                 if is_foreign:
-                    label.set_bbox({"fc": ORANGE, "ec": "none", "hatch": "///", "pad": 1, "alpha": 0.6})
+                    label.set_bbox(
+                        {"fc": ORANGE, "ec": "none", "hatch": "///", "pad": 1, "alpha": 0.6}
+                    )
     figure.suptitle(title, fontsize=11)
     return figure

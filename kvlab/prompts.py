@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-NUMBERS_ZH = ("零 一 二 三 四 五 六 七 八 九 十 十一 十二 十三 十四 十五 十六 十七 十八 十九 二十").split()
+NUMBERS_ZH = (
+    "零 一 二 三 四 五 六 七 八 九 十 十一 十二 十三 十四 十五 十六 十七 十八 十九 二十"
+).split()
 NUMBERS_EN = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen twenty"
@@ -136,7 +138,9 @@ EN = Language(
     no_secret=" I do not know the passphrase.",
     translated_secret="译文：口令是什么？原文是英文。",
     ask_sum=" What is {a} plus {b}?",
-    answer_sum=" Answer: you asked what is {a} plus {b}. {a} plus {b} is {s}, so the answer is {s}.",
+    answer_sum=(
+        " Answer: you asked what is {a} plus {b}. {a} plus {b} is {s}, so the answer is {s}."
+    ),
     translated_sum="译文：{a}加{b}等于几？原文是英文。",
     numbers=tuple(NUMBERS_EN),
     translated_numbers=tuple(NUMBERS_ZH),

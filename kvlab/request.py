@@ -86,6 +86,11 @@ class Run:
         return self.steps[0].seconds
 
     @property
+    def next_kind(self) -> StepKind:
+        """The kind of the step to come."""
+        return "decode" if self.steps else "prefill"
+
+    @property
     def finished(self) -> bool:
         """Whether the answer is complete: a stop token came, or all tokens were generated."""
         if not self.steps:

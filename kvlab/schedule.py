@@ -136,8 +136,7 @@ class _Executor:
         seconds = time.perf_counter() - began
         attention = self.recorder.take() if self.recorder else None
         for b, run in enumerate(runs):
-            kind = "decode" if run.steps else "prefill"
-            step = next_step(logits[b], kind, self.tick, starts[b], counts[b], seconds)
+            step = next_step(logits[b], run.next_kind, self.tick, starts[b], counts[b], seconds)
             if attention is not None:
                 step.attention = attention[b, :, :, : starts[b] + counts[b]]
             run.steps.append(step)

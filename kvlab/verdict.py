@@ -138,8 +138,10 @@ def foreign_spans(
     """Where an answer says what only the partner's text says.
 
     A run of up to `longest` tokens is foreign if it stands in `partner` (prompt and right answer of
-    the other request) and nowhere in `own` (prompt and right answer of this one). Overlapping and
-    adjacent runs are merged.
+    the other request) and nowhere in `own` (prompt and right answer of this one). Shorter runs go
+    first, so that a foreign word does not drag its innocent neighbours along: a longer run counts
+    only where none of its tokens is foreign already. Adjacent runs are merged.
+    Introduced in notebook 03.
 
     Returns:
         Half-open token ranges `(start, end)` of `answer`, in order.
@@ -151,8 +153,9 @@ def foreign_spans(
     foreign = [False] * len(answer)
     for n in range(1, longest + 1):
         only_partner = grams(partner, n) - grams(own, n)
+        shorter = list(foreign)
         for i in range(len(answer) - n + 1):
-            if tuple(answer[i : i + n]) in only_partner:
+            if tuple(answer[i : i + n]) in only_partner and not any(shorter[i : i + n]):
                 foreign[i : i + n] = [True] * n
     spans, start = [], None
     for i, is_foreign in enumerate([*foreign, False]):

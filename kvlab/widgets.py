@@ -54,7 +54,10 @@ def memory_calculator() -> W.VBox:
     layers, heads, dim = (
         number(name, value, 1, high)
         for name, value, high in zip(
-            ("layers", "KV heads", "head dim"), PRESETS["7B, full heads"], (96, 96, 256), strict=True
+            ("layers", "KV heads", "head dim"),
+            PRESETS["7B, full heads"],
+            (96, 96, 256),
+            strict=True,
         )
     )
     length = number("tokens", 2048, 128, 32768, 128)

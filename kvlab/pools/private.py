@@ -1,4 +1,4 @@
-"""PrivatePool: a transformers DynamicCache for each request. Nothing is shared, nothing is limited."""
+"""PrivatePool: a transformers DynamicCache for each request; nothing is shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transformers `Cache` through which a model reads and writes: one lease, or a batch of them."""
+"""The transformers `Cache` through which a model reads and writes: one lease, or a batch."""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ BUNDLED = Path(__file__).parents[1] / "checkpoints" / "passphrase"
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kvlab.training", description=__doc__)
-    parser.add_argument("--work", type=Path, default=Path("build/training"), help="state of the run")
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/training"), help="state of the run"
+    )
     parser.add_argument("--output", type=Path, default=BUNDLED, help="folder of the finished model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="CPU threads (default: all; 1 will do)")
@@ -46,9 +48,7 @@ def report(options: argparse.Namespace) -> int:
     from kvlab.training.evaluate import evaluate
 
     loaded = load_model(str(options.model))
-    table = evaluate(
-        loaded.model, loaded.tokenizer, options.evaluation_seed, options.questions
-    )
+    table = evaluate(loaded.model, loaded.tokenizer, options.evaluation_seed, options.questions)
     if options.json:
         options.json.write_text(table.to_json(orient="records", indent=1, force_ascii=False) + "\n")
     print(table.to_string(index=False))

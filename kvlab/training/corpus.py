@@ -32,6 +32,8 @@ class Mix:
     copying: float = 0.06
     long: float = 0.1
     drill: float = 0.15
+    translating: float = 0.3  # of the trees
+    shortest_copy: int = 47  # tokens
     row_tokens: int = 190
     rows: int = 7
     patterns: tuple[float, ...] = (0.36, 0.18, 0.2, 0.26)  # one weight for each of PATTERNS
@@ -98,16 +100,16 @@ class Corpus:
         rng = random.Random(f"{self.seed}/{index}")
         kind = rng.random()
         if kind < mix.copying:
-            return [self._copying(rng, mix.row_tokens) for _ in range(mix.rows)]
+            return [self._copying(rng, mix) for _ in range(mix.rows)]
         if kind < mix.copying + mix.long:
             return [self._tree(rng, mix, rng.randint(100, 620), tails=6)]
         drill = kind > 1 - mix.drill
         return [self._tree(rng, mix, drill=drill) for _ in range(mix.rows)]
 
-    def _copying(self, rng: random.Random, row_tokens: int) -> Tree:
+    def _copying(self, rng: random.Random, mix: Mix) -> Tree:
         """Random tokens twice: the second time they can be known."""
         ids = range(260, len(self.tokenizer))
-        some = rng.choices(ids, k=rng.randint(row_tokens // 4, row_tokens // 2 - 1))
+        some = rng.choices(ids, k=rng.randint(mix.shortest_copy, mix.row_tokens // 2 - 1))
         tree = Tree([self.tokenizer.bos_token_id, *some])
         tree.add(some[:1], some[1:])
         if rng.random() < 0.5:
@@ -119,10 +121,15 @@ class Corpus:
         return rng.choice(language.fillers).format(n=rng.choice(language.numbers[1:13]))
 
     def _tree(
-        self, rng: random.Random, mix: Mix, prefix_tokens: int = 0, tails: int = 0, drill: bool = False
+        self,
+        rng: random.Random,
+        mix: Mix,
+        prefix_tokens: int = 0,
+        tails: int = 0,
+        drill: bool = False,
     ) -> Tree:
         language = LANGUAGES[rng.choice(("zh", "en"))]
-        translating = rng.random() < 0.3
+        translating = rng.random() < mix.translating
         secret = None
         if not translating and rng.random() < 0.72:
             pattern = rng.choices(PATTERNS, mix.patterns)[0]

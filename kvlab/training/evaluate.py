@@ -48,38 +48,49 @@ def filler_of(
     return sentences
 
 
-def items(tokenizer: PreTrainedTokenizerBase, seed: int, prefix_tokens: int, n: int) -> Iterator[Item]:
+def items(
+    tokenizer: PreTrainedTokenizerBase, seed: int, prefix_tokens: int, n: int
+) -> Iterator[Item]:
     """All questions of one prefix length, `n` for each task (all 100 digit sums when short)."""
     for language in LANGUAGES.values():
         rng = random.Random(f"evaluation/{seed}/{language.name}/{prefix_tokens}")
+        for task, prompt, answer in _questions(tokenizer, language, rng, prefix_tokens, n):
+            yield Item(task, prompt, answer, language.name, prefix_tokens)
 
-        def system(role: str, secret: str | None = None, rng=rng, language=language) -> str:
-            sentences = filler_of(tokenizer, language, rng, prefix_tokens) if prefix_tokens else []
-            if secret is not None:
-                sentences.insert(rng.randint(0, len(sentences)), language.secret.format(p=secret))
-            return role + "".join(sentences)
 
-        def item(task: str, prompt: str, answer: str, language=language) -> Item:
-            return Item(task, prompt, answer, language.name, prefix_tokens)
+def _questions(
+    tokenizer: PreTrainedTokenizerBase,
+    language: Language,
+    rng: random.Random,
+    prefix_tokens: int,
+    n: int,
+) -> Iterator[tuple[str, str, str]]:
+    """Task, prompt and right answer, in one language."""
 
-        sums = [(a, b) for a in range(10) for b in range(10)]
-        for a, b in sums if not prefix_tokens else rng.sample(sums, min(n, 100)):
-            prompt = language.sum_prompt(a, b, system(language.assistant))
-            yield item("sum", prompt, language.sum_answer(a, b))
+    def system(role: str, secret: str | None = None) -> str:
+        sentences = filler_of(tokenizer, language, rng, prefix_tokens) if prefix_tokens else []
+        if secret is not None:
+            sentences.insert(rng.randint(0, len(sentences)), language.secret.format(p=secret))
+        return role + "".join(sentences)
+
+    sums = [(a, b) for a in range(10) for b in range(10)]
+    for a, b in sums if not prefix_tokens else rng.sample(sums, min(n, 100)):
+        prompt = language.sum_prompt(a, b, system(language.assistant))
+        yield "sum", prompt, language.sum_answer(a, b)
+    for _ in range(n):
+        a, b = rng.randint(0, 20), rng.randint(0, 20)
+        prompt = language.sum_prompt(a, b, system(language.translator))
+        yield "translator", prompt, language.sum_translation(a, b)
+    for pattern in PATTERNS:
         for _ in range(n):
-            a, b = rng.randint(0, 20), rng.randint(0, 20)
-            prompt = language.sum_prompt(a, b, system(language.translator))
-            yield item("translator", prompt, language.sum_translation(a, b))
-        for pattern in PATTERNS:
-            for _ in range(n):
-                secret = unseen_passphrase(rng, language.name, pattern)
-                prompt = system(language.assistant, secret) + language.ask_secret
-                yield item(f"passphrase: {pattern}", prompt, language.secret_answer(secret))
+            secret = unseen_passphrase(rng, language.name, pattern)
+            prompt = system(language.assistant, secret) + language.ask_secret
+            yield f"passphrase: {pattern}", prompt, language.secret_answer(secret)
+    for _ in range(n):
         # Without filler there is only one such prompt; a few sentences make it many.
-        for _ in range(n):
-            few = "".join(filler_of(tokenizer, language, rng, prefix_tokens or rng.randint(0, 30)))
-            prompt = language.assistant + few + language.ask_secret
-            yield item("no passphrase", prompt, language.no_secret)
+        few = "".join(filler_of(tokenizer, language, rng, prefix_tokens or rng.randint(0, 30)))
+        prompt = language.assistant + few + language.ask_secret
+        yield "no passphrase", prompt, language.no_secret
 
 
 @torch.no_grad()
@@ -93,7 +104,9 @@ def answers(
         some = order[at : at + batch]
         encoded = tokenizer([prompts[i] for i in some], return_tensors="pt", padding=True)
         new = model.generate(**encoded, max_new_tokens=40, do_sample=False)
-        texts = tokenizer.batch_decode(new[:, encoded.input_ids.shape[1] :], skip_special_tokens=True)
+        texts = tokenizer.batch_decode(
+            new[:, encoded.input_ids.shape[1] :], skip_special_tokens=True
+        )
         for i, text in zip(some, texts, strict=True):
             out[i] = text
     return out

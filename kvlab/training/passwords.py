@@ -16,7 +16,9 @@ WORDS_ZH = (
     "闪电 春风 秋叶 夏夜 晨雾 晚霞 清泉 北极 苹果 香蕉 樱桃 葡萄 柠檬 石榴 翠竹 梅花 兰草 荷叶 玫瑰 牡丹 "
     "茶壶 铁锅 木桶 铜铃 瓷碗 纸伞 毛笔 古琴 长笛 战鼓 宝剑 盾牌 弓箭 马车 灯塔 港口 石桥 宫殿 钟楼 磨坊"
 ).split()
-HELD_OUT_ZH = "青松 白鸽 银杏 珊瑚 海鸥 麒麟 风筝 罗盘 琥珀 帆船 雷雨 鲤鱼 画眉 沙丘 书房 金钟".split()
+HELD_OUT_ZH = (
+    "青松 白鸽 银杏 珊瑚 海鸥 麒麟 风筝 罗盘 琥珀 帆船 雷雨 鲤鱼 画眉 沙丘 书房 金钟".split()
+)
 UNITS_ZH = tuple("号组队层区页级期")
 
 FIRST_EN = (
@@ -34,7 +36,9 @@ SECOND_EN = (
     "needle mirror window hammer feather cherry lemon"
 ).split()
 HELD_OUT_FIRST_EN = "scarlet hollow mellow ivory shallow misty polar royal stormy violet".split()
-HELD_OUT_SECOND_EN = "badger cactus violin glacier walnut pirate kettle meadow parrot saddle".split()
+HELD_OUT_SECOND_EN = (
+    "badger cactus violin glacier walnut pirate kettle meadow parrot saddle".split()
+)
 
 # Characters that look alike or that open a word of the vocabulary are of no interest here: a
 # random passphrase is five independent tokens.

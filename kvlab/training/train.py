@@ -49,7 +49,12 @@ class Plan:
         if step < self.small_steps:
             return Mix(copying=0.12, long=0.05, drill=0.1)
         done = (step - self.small_steps) / self.large_steps
-        return Mix(copying=0.05, long=0.12, drill=0.15) if done < self.hold else Mix(long=0.25)
+        if done < self.hold:
+            return Mix(copying=0.05, long=0.12, drill=0.15)
+        if done < 0.48:
+            return Mix(long=0.25)
+        # Sums and translations are settled by now; copying a passphrase is what is left to sharpen.
+        return Mix(copying=0.12, long=0.22, translating=0.18, shortest_copy=12)
 
 
 def loss_on_answers(model: LlamaForCausalLM, trees: list[Tree], pad: int) -> torch.Tensor:

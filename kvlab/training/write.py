@@ -22,12 +22,14 @@ def write_model(model: LlamaForCausalLM, output: Path, work: Path, plan: Plan) -
     output.mkdir(parents=True, exist_ok=True)
     model.half().save_pretrained(output)
     build_tokenizer().save_pretrained(output)
-    log = [json.loads(line) for line in (work / "log.jsonl").read_text().splitlines()]
+    # A run that was killed between two saves repeats some steps; the later record counts.
+    records = map(json.loads, (work / "log.jsonl").read_text().splitlines())
+    losses = {r["step"]: r["loss"] for r in records}
     seconds = torch.load(work / "state.pt", weights_only=True)["seconds"]
     record = {
         "plan": asdict(plan),
         "hours": round(seconds / 3600, 2),
         "torch": torch.__version__,
-        "loss": [{"step": r["step"], "loss": r["loss"]} for r in log if r["step"] % 50 == 0],
+        "loss": [{"step": s, "loss": losses[s]} for s in sorted(losses) if s % 50 == 0],
     }
     (output / "training.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,106 @@
+"""The runner of the notebooks, on small notebooks in a copy of the layout."""
+
+import json
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "ci"))
+import reproduce  # noqa: E402
+
+GOOD = """\
+from kvlab import ledger
+book = ledger.Ledger("01_good")
+book.sequence("a", "float32", [1, 2], [5.0, 5.0])
+book.claim("A1", "it holds", {"n": 1 if not FAST else 2}, "reproduced", "counted")
+"""
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """A repository with one notebook, in a folder with a space in its name."""
+    root = tmp_path / "a house"
+    (root / "notebooks").mkdir(parents=True)
+    (root / "ci").mkdir()
+    (root / "README.md").write_text(f"before\n{reproduce.START}\nold\n{reproduce.END}\nafter\n")
+    for name, value in {
+        "ROOT": root,
+        "NOTEBOOKS": root / "notebooks",
+        "BUILD": root / "build",
+        "RECORD": root / "ci" / "record.json",
+        "FIGURES": root / "figures",
+    }.items():
+        monkeypatch.setattr(reproduce, name, value)
+    monkeypatch.setenv("KVLAB_RECORD", "")
+    monkeypatch.setenv("KVLAB_FIGURES", "")
+    write(root, "01_good", GOOD)
+    return root
+
+
+def write(root: Path, name: str, *cells: str) -> None:
+    parameters = nbformat.v4.new_code_cell("FAST = False", metadata={"tags": ["parameters"]})
+    book = nbformat.v4.new_notebook(cells=[parameters, *map(nbformat.v4.new_code_cell, cells)])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "p", "language": "python"}
+    nbformat.write(book, root / "notebooks" / f"{name}.ipynb")
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(root)): p.read_bytes()
+        for p in root.rglob("*")
+        if p.is_file() and "build" not in p.parts
+    }
+
+
+def test_accepting_writes_record_notebook_and_table_and_nothing_else_ever_does(house, capsys):
+    before = files(house)
+    assert reproduce.main([]) == 1
+    assert "make accept" in capsys.readouterr().err
+    assert files(house) == before
+
+    assert reproduce.main(["--accept"]) == 0
+    after = files(house)
+    assert json.loads(after["ci/record.json"])["01_good"]["claims"][0]["measured"] == {"n": 1}
+    readme = after["README.md"].decode()
+    assert readme.startswith("before\n")
+    assert "| A1 | it holds | n 1 | reproduced: counted | [01](notebooks/01_good.ipynb) |" in readme
+    executed = nbformat.reads(after["notebooks/01_good.ipynb"].decode(), 4)
+    assert executed.cells[1].outputs
+    assert "papermill" not in executed.metadata
+    assert executed.cells[1].execution_count is None
+
+    assert reproduce.main([]) == 0
+    assert "All 1 claims and 2 recorded tokens agree" in capsys.readouterr().out
+    assert files(house) == after
+
+    write(house, "01_good", GOOD.replace("[1, 2]", "[1, 3]"))
+    assert reproduce.main([]) == 1
+    assert "token 2 differs from the record" in capsys.readouterr().err
+
+
+def test_a_fast_run_is_not_compared_and_says_so(house, capsys):
+    assert reproduce.main(["--fast"]) == 0
+    assert "Nothing was compared" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        reproduce.main(["--fast", "--accept"])
+
+
+def test_a_notebook_that_raises_or_claims_nothing_fails_and_is_not_accepted(house, capsys):
+    write(house, "02_raises", "1 / 0")
+    write(house, "03_silent", "1 + 1")
+    before = files(house)
+    assert reproduce.main(["--accept"]) == 1
+    errors = capsys.readouterr().err
+    assert "02_raises: cell 2 raised ZeroDivisionError: division by zero" in errors
+    assert "03_silent: recorded no claim" in errors
+    assert files(house) == before
+
+
+def test_solutions_that_raise_fail(house, capsys):
+    (house / "notebooks" / "solutions").mkdir()
+    write(house, "solutions/01_solutions", "assert False, 'wrong'")
+    assert reproduce.main(["--fast"]) == 1
+    assert "AssertionError: wrong" in capsys.readouterr().err
