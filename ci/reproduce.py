@@ -54,6 +54,7 @@ def execute(path: Path, output: Path, parameters: dict[str, Any]) -> Outcome:
             progress_bar=False,
             request_save_on_cell_execute=False,
             execution_timeout=1500,
+            extra_arguments=["--IPKernelApp.log_level=50"],  # it warns about its own sockets
         )
     except PapermillExecutionError as failure:
         error = f"cell {failure.exec_count} raised {failure.ename}: {failure.evalue}"

@@ -210,13 +210,20 @@ class SimpleCachePool:
         self._leases[request.id] = lease
         return lease
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: Lease | str) -> None:
         """Take the slot back; its rows stay as they are until the next owner writes them.
 
+        Args:
+            lease: A lease, or the id of a request that was assigned without one.
+
         Raises:
-            KeyError: The lease is not held (released twice, or of another pool).
+            KeyError: It is not held (released twice, or of another pool).
         """
-        request_id = next((r for r, held in self._leases.items() if held is lease), None)
+        if isinstance(lease, str):
+            request_id = lease if lease in self.assignment else None
+        else:
+            request_id = next((r for r, held in self._leases.items() if held is lease), None)
         if request_id is None:
             raise KeyError("this lease is not held here: released twice, or of another pool")
-        del self._leases[request_id], self.assignment[request_id]
+        self._leases.pop(request_id, None)
+        del self.assignment[request_id]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 BUNDLED = Path(__file__).parents[1] / "checkpoints" / "passphrase"
@@ -34,24 +35,34 @@ def main(arguments: list[str] | None = None) -> int:
         return report(options)
 
     from kvlab.training.train import Plan, train
-    from kvlab.training.write import write_model
+    from kvlab.training.write import write_card, write_model
 
     plan = Plan(seed=options.seed)
     model = train(options.work, plan)
     write_model(model, options.output, options.work, plan)
-    print(f"The model is in {options.output}; --evaluate prints what it can do.")
+    options.model = options.output
+    table = measure(options)
+    write_card(options.output, table, options.evaluation_seed)
+    print(f"The model and its card are in {options.output}.")
     return 0
 
 
-def report(options: argparse.Namespace) -> int:
+def measure(options: argparse.Namespace) -> pd.DataFrame:
+    """Evaluate a model and print the table."""
     from kvlab.models import load_model
     from kvlab.training.evaluate import evaluate
 
     loaded = load_model(str(options.model))
     table = evaluate(loaded.model, loaded.tokenizer, options.evaluation_seed, options.questions)
+    print(table.to_string(index=False))
     if options.json:
         options.json.write_text(table.to_json(orient="records", indent=1, force_ascii=False) + "\n")
-    print(table.to_string(index=False))
+    return table
+
+
+def report(options: argparse.Namespace) -> int:
+    """Print the table; 1 if a required row was missed."""
+    table = measure(options)
     missed = table[table["correct"] < table["must"] * table["n"]]
     print(f"{len(missed)} of {table['must'].notna().sum()} required rows missed.")
     return int(len(missed) > 0)

@@ -118,7 +118,7 @@ def evaluate(
     seed: int = 1,
     n: int = 200,
     long_prefix: int = 512,
-    long_n: int = 24,
+    long_n: int = 50,
 ) -> pd.DataFrame:
     """Rows of task, language, prefix_tokens, n, correct, must (NaN: no share is required)."""
     questions = list(items(tokenizer, seed, 0, n))

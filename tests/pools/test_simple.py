@@ -104,6 +104,15 @@ def test_a_lease_is_released_once():
         pool.release(lease)
 
 
+def test_a_request_that_was_assigned_is_released_by_its_id():
+    pool = make(slots=1)
+    pool.assign("a", 0)
+    pool.release("a")
+    pool.assign("b", 0)
+    with pytest.raises(KeyError, match="not held"):
+        pool.release("a")
+
+
 def test_unknown_kinds_of_collision_are_refused():
     pool = make()
     with pytest.raises(ValueError, match="'overwrite' or 'append'"):
