@@ -99,8 +99,8 @@ def check_shared(
                 "two equal prompts: if all tokens are reused, nothing is left to compute the first "
                 "logits from. Leave one."
             )
-        if shared([1, 2], [1, 2, 3]) != 1:
-            return "[1, 2] inside [1, 2, 3]: the shorter prompt still needs one token to compute."
+        if shared([1, 2], [1, 2, 3]) != 2 or shared([1, 2, 3], [1, 2]) != 1:
+            return "only the prompt that comes second, b, has to keep a token to compute."
         return None if shared([5], [6]) == 0 else "[5] and [6] share nothing."
 
     return _check(number, attempt)
