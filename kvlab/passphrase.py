@@ -6,7 +6,7 @@ asks A's question behind another prefix. D and E carry two different passphrases
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -39,7 +39,11 @@ LONG_PROMPT, LONG_ANSWER = 128, 32
 
 
 def prompt_parts(language: Language) -> dict[str, tuple[str, str]]:
-    """System prefix and rest of the five requests and of six bystanders."""
+    """System prefix and rest of the five requests and of six bystanders.
+
+    All of them are chosen so that no margin of their references comes near rounding, also where
+    the long form goes on behind the end token: another token is then a finding, never a near-tie.
+    """
     assistant, translator = language.assistant, language.translator
 
     def ask(a: int, b: int) -> str:
@@ -59,8 +63,8 @@ def prompt_parts(language: Language) -> dict[str, tuple[str, str]]:
         "bystander 2": (assistant, ask(9, 4)),
         "bystander 3": (translator, ask(6, 7)),
         "bystander 4": (assistant, language.ask_secret),
-        "bystander 5": (translator, ask(8, 3)),
-        "bystander 6": (assistant, ask(0, 7)),
+        "bystander 5": (translator, ask(2, 9)),
+        "bystander 6": (assistant, ask(7, 5)),
     }
 
 
@@ -188,6 +192,7 @@ class Experiment:
             "same_tokens": result.same_tokens,
             "within_tolerance": result.within_tolerance,
             "verdict": result.verdict,
+            "victim": bad,
             "foreign_words": words,
             "kind": None if not bad else "partner's words" if words else "damage without words",
             "tokens": ran.tokens,
@@ -224,14 +229,11 @@ class Experiment:
                 "runs": len(runs),
             }
             rows.append(fixed | worst)
-        harmed = [r["request"] for r in rows if r["verdict"] in ("contaminated", "disturbed")]
-        for row in rows:
-            row["victim"] = row["request"] in harmed
         return rows
 
 
 def matrix(
-    models: Mapping[str, LoadedModel] | Iterable[LoadedModel],
+    models: Sequence[LoadedModel],
     languages: Sequence[str] = ("zh", "en"),
     forms: Sequence[Form] = ("short", "long"),
     batches: Sequence[int] = (1, 8),
@@ -248,14 +250,13 @@ def matrix(
 
     The serial arm serves one request at a time, so it has no batch of 8.
     """
-    loaded = list(models.values()) if isinstance(models, Mapping) else list(models)
     experiments = [
         Experiment(m, LANGUAGES[language], form)
-        for m in loaded
+        for m in models
         for language in languages
         for form in forms
     ]
-    for model in loaded:  # one tolerance for each dtype: the largest that any of its runs shows
+    for model in models:  # one tolerance for each dtype: the largest that any of its runs shows
         mine = [e for e in experiments if e.loaded is model]
         largest = max(e.measured_tolerance() for e in mine)
         for experiment in mine:

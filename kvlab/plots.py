@@ -106,9 +106,9 @@ def work_curves(table: pd.DataFrame, crossover: float) -> Figure:
         axis.set(xscale="log", yscale="log", xlabel="tokens so far")
         axis.set_xticks(table.length.unique(), table.length.unique(), rotation=45)
         axis.minorticks_off()
-        axis.set_ylabel("one step, relative to the shortest cached one")
+        axis.set_ylabel("one step / shortest cached step")
     axes[0].axvline(crossover, color=GREY, ls="--", lw=1)
-    axes[0].text(crossover * 0.93, 2, "attention passes\nprojections", ha="right", fontsize=8)
+    axes[0].text(crossover * 0.93, 12, "attention passes\nprojections", ha="right", fontsize=8)
     axes[0].set_title("multiply-adds, counted")
     axes[1].set_title("time, measured")
     axes[0].legend(frameon=False)
@@ -274,8 +274,8 @@ def answer_strips(rows: Sequence[tuple[str, Sequence[str], Sequence[bool]]], tit
                     alpha=0.75,
                 )
             )
-            size = 9 if len(text) < 4 else 6
-            axis.text(x + 0.47, y + 0.5, text.strip()[:9], ha="center", va="center", fontsize=size)
+            size = 9 if len(text) < 4 else 6 if len(text) < 9 else 5
+            axis.text(x + 0.47, y + 0.5, text.strip(), ha="center", va="center", fontsize=size)
     axis.set(xlim=(0, widest), ylim=(len(rows), 0), title=title, xlabel="generated token")
     axis.set_yticks(np.arange(len(rows)) + 0.5, [label for label, _, _ in rows])
     axis.set_xticks(np.arange(widest) + 0.47, range(1, widest + 1), fontsize=7)

@@ -27,7 +27,8 @@ def test_a_missing_model_ends_in_one_sentence(name, message, monkeypatch):
         load_model(name)
 
 
-def test_smollm2_without_its_package_says_what_to_install():
+def test_smollm2_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(FileNotFoundError, match="pip install"):
         load_model("smollm2")
 
