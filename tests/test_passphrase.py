@@ -69,12 +69,21 @@ def test_appending_harms_the_second_request(experiment):
     assert second["verdict"] in ("contaminated", "disturbed")
 
 
-def test_the_table_is_tidy_and_says_who_was_harmed(bundled):
-    table = matrix([bundled], ["zh"], ["short"], batches=[1], pairs=[("D", "E")], repeats=2)
+@pytest.fixture(scope="module")
+def clueless(bundled) -> LoadedModel:
+    """Random weights behind the bundled tokenizer: isolation does not depend on understanding."""
+    model = tiny_llama()
+    model.resize_token_embeddings(len(bundled.tokenizer))
+    return LoadedModel("clueless", model, bundled.tokenizer)
+
+
+def test_the_table_is_tidy_and_says_who_was_harmed(clueless):
+    table = matrix([clueless], ["zh"], ["short"], pairs=[("D", "E")], repeats=2)
     assert list(dict.fromkeys(table.arm)) == list(ARMS)
     assert set(table[table.victim].arm) == {"overwrite", "append"}
     assert (table.tolerance > 0).all()
     assert table.columns.is_unique
+    assert not table[table.role == "bystander"].victim.any()
 
 
 def test_an_unknown_arm_is_refused(bundled):
@@ -82,11 +91,8 @@ def test_an_unknown_arm_is_refused(bundled):
         Experiment(bundled, LANGUAGES["zh"]).run("sideways", "A", "B")
 
 
-def test_a_model_that_knows_nothing_is_isolated_too(bundled):
-    random_model = tiny_llama()
-    random_model.resize_token_embeddings(len(bundled.tokenizer))
-    loaded = LoadedModel("random", random_model, bundled.tokenizer)
-    table = matrix([loaded], ["zh"], ["short"], batches=[1, 8], pairs=[("A", "B")], repeats=2)
+def test_a_model_that_knows_nothing_is_isolated_too(clueless):
+    table = matrix([clueless], ["en"], ["short"], pairs=[("A", "B")], repeats=2)
     isolated = table[table.arm.isin(["serial", "private", "shared"])]
     assert set(isolated.verdict) <= {"isolated", "near-tie"}
     assert table[table.arm == "overwrite"].victim.any()
