@@ -145,15 +145,6 @@ def memory_curves(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def bars(labels: Sequence[str], values: Sequence[float], ylabel: str, title: str) -> Figure:
-    """A few labelled bars with their values."""
-    figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
-    drawn = axis.bar(labels, values, color=[BLUE, ORANGE, GREEN, PURPLE][: len(labels)])
-    axis.bar_label(drawn, fmt="%.3g")
-    axis.set(ylabel=ylabel, title=title)
-    return figure
-
-
 def prefix_positions(drifts: Sequence[float], changed: Sequence[bool], tolerance: float) -> Figure:
     """Damage of one wrong token in a shared prefix, by the position of that token."""
     figure, axis = plt.subplots(figsize=(8, 3), layout="constrained")
