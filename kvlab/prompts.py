@@ -7,6 +7,7 @@ shows is a prompt which the model was taught.
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import dataclass
 
@@ -47,6 +48,10 @@ class Language:
         """The prompt that asks for the passphrase; `None` leaves the passphrase out."""
         told = "" if passphrase is None else self.secret.format(p=passphrase)
         return (system or self.assistant) + told + self.ask_secret
+
+    def filler(self, rng: random.Random) -> str:
+        """A sentence that has nothing to do with any question."""
+        return rng.choice(self.fillers).format(n=rng.choice(self.numbers[1:13]))
 
     def sum_answer(self, a: int, b: int) -> str:
         """What the assistant answers to `sum_prompt`."""

@@ -116,10 +116,6 @@ class Corpus:
             tree.stretch(rng)
         return tree
 
-    def filler(self, rng: random.Random, language: Language) -> str:
-        """One sentence that has nothing to do with the question."""
-        return rng.choice(language.fillers).format(n=rng.choice(language.numbers[1:13]))
-
     def _tree(
         self,
         rng: random.Random,
@@ -138,10 +134,10 @@ class Corpus:
         if prefix_tokens:
             size = 0
             while size < prefix_tokens:
-                sentences.append(self.filler(rng, language))
+                sentences.append(language.filler(rng))
                 size += len(self.spell(sentences[-1]))
         elif not drill:
-            sentences = [self.filler(rng, language) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
+            sentences = [language.filler(rng) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
         if secret is not None:
             told = language.secret.format(p=secret)
             sentences.insert(rng.randint(0, len(sentences)), told)

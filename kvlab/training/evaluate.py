@@ -42,7 +42,7 @@ def filler_of(
     sentences: list[str] = []
     size = 0
     while size < tokens:
-        text = rng.choice(language.fillers).format(n=rng.choice(language.numbers[1:13]))
+        text = language.filler(rng)
         sentences.append(text)
         size += len(tokenizer.encode(text, add_special_tokens=False))
     return sentences
