@@ -1,7 +1,7 @@
 """The one attention function of the lab, registered with transformers under the name "kvlab".
 
-Without a recorder it is PyTorch's scaled dot product attention, untouched. With one, it computes
-the weights openly and keeps, for each row of the batch, what its newest token looks at.
+Unwatched it is PyTorch's scaled dot product attention, untouched. A watcher is shown the keys and
+values that a layer reads and, if it wants them, the weights, which are then computed openly.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -21,48 +21,29 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 NAME = "kvlab"
 
 
-@dataclass
-class AttentionRecorder:
-    """Collects the attention of the newest token of every batch row, layer after layer.
+class Watcher(Protocol):
+    """Who is told what attention does, once for each layer of a forward pass."""
 
-    `newest[b]` is the index of that token in the step (padding may follow it); it is set before
-    each forward pass, and `take` empties what the pass has left behind.
-    """
+    @property
+    def wants_weights(self) -> bool: ...
 
-    newest: list[int] = field(default_factory=list)
-    layers: list[Float[Tensor, "B H T"]] = field(default_factory=list)
+    def reads(self, key: Float[Tensor, "B G T D"], value: Float[Tensor, "B G T D"]) -> None: ...
 
-    def add(self, weights: Float[Tensor, "B H Q T"]) -> None:
-        """Keep the rows of the newest tokens of one layer."""
-        rows = [weights[b, :, q] for b, q in enumerate(self.newest)]
-        self.layers.append(torch.stack(rows).float())
-
-    def take(self) -> Float[Tensor, "B L H T"]:
-        """All layers of the last forward pass.
-
-        Raises:
-            RuntimeError: The model never called the attention function.
-        """
-        if not self.layers:
-            raise RuntimeError(
-                "no attention was recorded: this model family does not use transformers' attention "
-                "interface, so it cannot be observed"
-            )
-        taken, self.layers = torch.stack(self.layers, 1), []
-        return taken
+    def attends(self, weights: Float[Tensor, "B H Q T"]) -> None: ...
 
 
-_recorder: ContextVar[AttentionRecorder | None] = ContextVar("recorder", default=None)
+# A context variable, since not every model family hands extra keywords down to this function.
+_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
 @contextmanager
-def recording(recorder: AttentionRecorder | None) -> Iterator[None]:
-    """Hand `recorder` to every attention call inside the block; `None` records nothing."""
-    token = _recorder.set(recorder)
+def watched_by(watcher: Watcher | None) -> Iterator[None]:
+    """Report every attention call inside the block to `watcher`; `None` watches nothing."""
+    token = _watcher.set(watcher)
     try:
         yield
     finally:
-        _recorder.reset(token)
+        _watcher.reset(token)
 
 
 def attention(
@@ -73,14 +54,24 @@ def attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
     **kwargs: object,
 ) -> tuple[Float[Tensor, "B Q H D"], Float[Tensor, "B H Q T"] | None]:
     """Scaled dot product attention, softmax(Q K^T / sqrt(D)) V (Vaswani et al., 2017, eq. 1).
 
     H are the query heads, G the key/value heads, Q the new tokens, T all tokens.
+
+    Raises:
+        ValueError: The model asks for something that changes the weights and is not built here.
     """
-    recorder = _recorder.get()
-    if recorder is None:
+    for name in ("s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"attention with {name!r} is not supported; use another model")
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher.reads(key, value)
+    open_weights = softcap is not None or (watcher is not None and watcher.wants_weights)
+    if not open_weights:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -88,6 +79,8 @@ def attention(
     k, v = repeat_kv(key, groups), repeat_kv(value, groups)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = query @ k.transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
     q_len, k_len = scores.shape[-2:]
     if attention_mask is None and q_len > 1:
         # transformers leaves the mask out where a plain causal one is meant.
@@ -100,7 +93,8 @@ def attention(
         else:
             scores = scores + attention_mask
     weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-    recorder.add(weights)
+    if watcher is not None and watcher.wants_weights:
+        watcher.attends(weights)
     return (weights @ v).transpose(1, 2).contiguous(), weights
 
 

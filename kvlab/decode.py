@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from kvlab.attention import AttentionRecorder, recording
 from kvlab.request import Request, Run, Step, StepKind
 
 
@@ -26,48 +25,36 @@ def next_step(
 
 
 @torch.inference_mode()
-def recompute(model: PreTrainedModel, request: Request, record_attention: bool = False) -> Run:
+def recompute(model: PreTrainedModel, request: Request) -> Run:
     """Compute the whole sequence anew for every token, without any cache: slow and certainly right.
 
     This is the golden reference. No state survives from one step to the next, so nothing can leak.
     """
     run = Run(request)
-    recorder = AttentionRecorder() if record_attention else None
     while not run.finished:
         tokens = [*request.tokens, *run.tokens]
-        if recorder:
-            recorder.newest = [len(tokens) - 1]
         began = time.perf_counter()
-        with recording(recorder):
-            ids = torch.tensor([tokens], device=model.device)
-            logits = model(ids, use_cache=False, logits_to_keep=1).logits
+        ids = torch.tensor([tokens], device=model.device)
+        logits = model(ids, use_cache=False, logits_to_keep=1).logits
         seconds = time.perf_counter() - began
         step = next_step(logits[0, -1], run.next_kind, len(run.steps), 0, len(tokens), seconds)
-        if recorder:
-            step.attention = recorder.take()[0]
         run.steps.append(step)
     return run
 
 
 @torch.inference_mode()
-def cached(model: PreTrainedModel, request: Request, record_attention: bool = False) -> Run:
+def cached(model: PreTrainedModel, request: Request) -> Run:
     """Decode with a cache that belongs to this request alone (transformers' DynamicCache)."""
     run = Run(request)
     cache = DynamicCache(config=model.config)
-    recorder = AttentionRecorder() if record_attention else None
     new = list(request.tokens)
     while not run.finished:
         start = cache.get_seq_length()
-        if recorder:
-            recorder.newest = [len(new) - 1]
         began = time.perf_counter()
-        with recording(recorder):
-            ids = torch.tensor([new], device=model.device)
-            logits = model(ids, cache=cache, use_cache=True, logits_to_keep=1).logits
+        ids = torch.tensor([new], device=model.device)
+        logits = model(ids, cache=cache, use_cache=True, logits_to_keep=1).logits
         seconds = time.perf_counter() - began
         step = next_step(logits[0, -1], run.next_kind, len(run.steps), start, len(new), seconds)
-        if recorder:
-            step.attention = recorder.take()[0]
         run.steps.append(step)
         new = [step.token]
     return run

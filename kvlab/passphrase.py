@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from kvlab.decode import recompute
+from kvlab.forward import Observer
 from kvlab.models import LoadedModel
 from kvlab.pools import CachePool, PrivatePool, SimpleCachePool
 from kvlab.prompts import LANGUAGES, Language
@@ -150,7 +151,12 @@ class Experiment:
         return pool
 
     def run(
-        self, arm: Arm, first: str, second: str, batch: int = 1, record_attention: bool = False
+        self,
+        arm: Arm,
+        first: str,
+        second: str,
+        batch: int = 1,
+        observers: Sequence[Observer] = (),
     ) -> dict[str, Run]:
         """Run a pair in one arm; with `batch` 8, beside six bystanders in one forward pass."""
         if arm not in ARMS:
@@ -161,7 +167,7 @@ class Experiment:
         requests = [self.requests[n] for n in names]
         order: Order = "serial" if arm == "serial" else "round_robin"
         pool = self.pool(arm, first, second, len(names))
-        return run(self.loaded.model, requests, pool, order, batch, record_attention)
+        return run(self.loaded.model, requests, pool, order, batch, observers)
 
     def run_serially(self, first: str, second: str, repeats: int) -> list[dict[str, Run]]:
         """The serial arm: one single-slot pool, both orders in turn, `repeats` times."""

@@ -59,7 +59,6 @@ class Step:
     margin: float
     seconds: float
     logits: Float[Tensor, " V"] | None = None
-    attention: Float[Tensor, "L H T"] | None = None
 
 
 @dataclass

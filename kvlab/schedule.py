@@ -16,8 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvlab.attention import AttentionRecorder, recording
+from kvlab.attention import watched_by
 from kvlab.decode import next_step
+from kvlab.forward import ForwardPass, Observer
 from kvlab.pools.contract import CachePool, Lease, PoolFull
 from kvlab.pools.view import BatchView
 from kvlab.request import Request, Run
@@ -32,7 +33,7 @@ def run(
     pool: CachePool,
     order: Order = "serial",
     batch_size: int = 1,
-    record_attention: bool = False,
+    observers: Sequence[Observer] = (),
 ) -> dict[str, Run]:
     """Serve all requests on one pool and return their runs by id.
 
@@ -43,7 +44,7 @@ def run(
             the order of the turn, before the others decode together in one forward pass. Within
             that pass the writes of a layer land in the order of the batch, all of them before the
             layer reads.
-        record_attention: Keep what the newest token of each step looks at.
+        observers: Who looks on: attention, ownership, checksums (see `kvlab.observe`).
 
     A request is admitted when its first turn comes; if the pool is full then, it waits for a
     release.
@@ -59,7 +60,7 @@ def run(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if order not in ("serial", "round_robin") and not isinstance(order, int):
         raise ValueError(f"unknown order {order!r}; use 'serial', 'round_robin' or a seed")
-    executor = _Executor(model, pool, record_attention)
+    executor = _Executor(model, pool, observers)
     runs = {r.id: Run(r) for r in requests}
     draw = random.Random(order if isinstance(order, int) else 0)
     waiting = list(runs.values())  # in turn order
@@ -83,10 +84,12 @@ def run(
 class _Executor:
     """Admits, steps and releases; knows nothing about who should come next."""
 
-    def __init__(self, model: PreTrainedModel, pool: CachePool, record_attention: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, pool: CachePool, observers: Sequence[Observer]
+    ) -> None:
         self.model, self.pool = model, pool
         self.leases: dict[str, Lease] = {}
-        self.recorder = AttentionRecorder() if record_attention else None
+        self.observers = observers
         self.tick = 0
 
     def _admitted(self, run: Run) -> bool:
@@ -128,18 +131,20 @@ class _Executor:
         for lease, new in zip(leases, news, strict=True):
             if hasattr(lease, "announce"):
                 lease.announce(new)
-        if self.recorder:
-            self.recorder.newest = [c - 1 for c in counts]
+        forward = ForwardPass(runs, leases, starts, counts, self.tick, self.observers)
+        for observer in self.observers:
+            observer.before(forward)
         began = time.perf_counter()
-        with recording(self.recorder):
+        with watched_by(forward if forward.watches_attention else None):
             logits = self._logits(leases, news, counts)
         seconds = time.perf_counter() - began
-        attention = self.recorder.take() if self.recorder else None
+        forward.check_observed(self.model.config.get_text_config().num_hidden_layers)
         for b, run in enumerate(runs):
-            step = next_step(logits[b], run.next_kind, self.tick, starts[b], counts[b], seconds)
-            if attention is not None:
-                step.attention = attention[b, :, :, : starts[b] + counts[b]]
-            run.steps.append(step)
+            run.steps.append(
+                next_step(logits[b], run.next_kind, self.tick, starts[b], counts[b], seconds)
+            )
+        for observer in self.observers:
+            observer.after(forward)
 
     def _logits(
         self, leases: Sequence[Lease], news: Sequence[list[int]], counts: Sequence[int]

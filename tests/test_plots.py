@@ -15,7 +15,7 @@ def close():
 def test_the_bundled_font_has_every_chinese_character_of_the_vocabulary():
     vocabulary = load_model().tokenizer.get_vocab()
     chinese = {c for piece in vocabulary for c in piece if "一" <= c <= "鿿"}
-    font = font_manager.get_font(str(plots._FONT))
+    font = font_manager.get_font(str(plots.style.FONT))
     missing = {c for c in chinese if not font.get_char_index(ord(c))}
     assert len(chinese) > 500
     assert not missing

@@ -1,15 +1,15 @@
 """Where keys and values live."""
 
-from kvlab.pools.contract import CachePool, Lease, PoolFull
+from kvlab.pools.contract import CachePool, Lease, OwnedLease, Owner, PoolFull
 from kvlab.pools.private import PrivatePool
 from kvlab.pools.simple import SimpleCachePool
-from kvlab.pools.store import Owner
 from kvlab.pools.view import BatchView
 
 __all__ = [
     "BatchView",
     "CachePool",
     "Lease",
+    "OwnedLease",
     "Owner",
     "PoolFull",
     "PrivatePool",

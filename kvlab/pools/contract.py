@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from transformers import Cache
 
@@ -24,6 +24,36 @@ class Lease(Protocol):
 
     cache: Cache
     num_cached_tokens: int
+
+
+class Owner(NamedTuple):
+    """Who wrote a row last: request, how often its slot had been handed out, position, token id.
+
+    `token` is -1 where the writer did not say which token it wrote.
+    """
+
+    request: str
+    generation: int
+    position: int
+    token: int
+
+
+@runtime_checkable
+class OwnedLease(Lease, Protocol):
+    """A lease of a pool that records owners: an optional extra.
+
+    Both lists have one entry for each row that the lease holds, in the order in which it reads.
+    """
+
+    def owners(self) -> list[Owner | None]:
+        """Who wrote each row last; `None` if nobody has."""
+        ...
+
+    def foreign(self) -> list[bool]:
+        """Whether the row is neither the reader's own (same request and generation) nor part of a
+        finished prefix that the lease grants. A row of a shared slot is foreign once somebody else
+        has written it, although the lease names it."""
+        ...
 
 
 @runtime_checkable

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import Cache, PretrainedConfig
 
-from kvlab.pools.contract import Lease, PoolFull
-from kvlab.pools.store import Owner, Store
+from kvlab.pools.contract import Lease, Owner, PoolFull
+from kvlab.pools.store import Store
 from kvlab.pools.view import SlotLayer
 from kvlab.request import Request
 
@@ -70,6 +70,15 @@ class SlotLease:
             self.slot.owners[row] = Owner(self.request.id, self.generation, row, token)
         self.slot.length = start + count
 
+    def owners(self) -> list[Owner | None]:
+        """Who wrote each row last, up to this lease's own pointer."""
+        return self.slot.owners[: self.counter[0]]
+
+    def foreign(self) -> list[bool]:
+        """Rows that somebody else wrote last, or this request in an earlier life."""
+        mine = (self.request.id, self.generation)
+        return [owner is None or owner[:2] != mine for owner in self.owners()]
+
 
 class SimpleCachePool:
     """A fixed number of slots, each for one request.
@@ -89,6 +98,8 @@ class SimpleCachePool:
         num_heads: Key/value heads of the model (fewer than query heads in grouped-query models).
         head_dim: Dimension of a head.
         max_seq_len: Rows of a slot: prompt and generated tokens.
+        nan_fill: Debug mode. Rows that belong to nobody, never written or released, hold NaN, so
+            that reading one cannot go unnoticed.
     """
 
     def __init__(
@@ -100,6 +111,7 @@ class SimpleCachePool:
         max_seq_len: int,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        nan_fill: bool = False,
     ) -> None:
         self.store = Store(num_slots, num_layers, num_heads, max_seq_len, head_dim, dtype, device)
         self.slots = [Slot(i, self.store) for i in range(num_slots)]
@@ -107,6 +119,10 @@ class SimpleCachePool:
         self._leases: dict[str, SlotLease] = {}
         self._collisions: dict[str, tuple[str, Collision]] = {}
         self._last_slot: dict[str, int] = {}  # also of requests that have left
+        self.nan_fill = nan_fill
+        if nan_fill:
+            self.store.key.fill_(torch.nan)
+            self.store.value.fill_(torch.nan)
 
     @classmethod
     def for_model(
@@ -116,13 +132,21 @@ class SimpleCachePool:
         max_seq_len: int,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        nan_fill: bool = False,
     ) -> SimpleCachePool:
         """A pool with the shape that a model's configuration asks for."""
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return cls(
-            num_slots, config.num_hidden_layers, kv_heads, head_dim, max_seq_len, dtype, device
+            num_slots,
+            config.num_hidden_layers,
+            kv_heads,
+            head_dim,
+            max_seq_len,
+            dtype,
+            device,
+            nan_fill,
         )
 
     @property
@@ -226,4 +250,7 @@ class SimpleCachePool:
         if request_id is None:
             raise KeyError("this lease is not held here: released twice, or of another pool")
         self._leases.pop(request_id, None)
-        del self.assignment[request_id]
+        slot = self.slots[self.assignment.pop(request_id)]
+        if self.nan_fill and slot.id not in self.assignment.values():
+            slot.key.fill_(torch.nan)
+            slot.value.fill_(torch.nan)

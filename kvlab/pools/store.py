@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-
-class Owner(NamedTuple):
-    """Who wrote a row: request, how often its slot had been handed out, position, token id.
-
-    `token` is -1 where the writer did not say which token it wrote.
-    """
-
-    request: str
-    generation: int
-    position: int
-    token: int
+from kvlab.pools.contract import Owner
 
 
 class Store:
