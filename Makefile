@@ -1,6 +1,7 @@
-# make reproduce   run every notebook in full and compare it with the record (MODEL=..., FAST=1)
+# make reproduce   run every notebook in full and compare it with the record (MODEL=..., FAST=1, ONLY=04)
 # make test        lint, types, unit tests, and every notebook once in its fast form
 # make lab         open the first notebook in JupyterLab
+# make html        the notebooks as web pages whose switches work without kernel and network
 #
 # Each of them makes the environment .venv first, and again only when a requirements file changes.
 
@@ -8,11 +9,12 @@ SHELL := /bin/sh
 PYTHON ?=
 MODEL ?=
 FAST ?=
+ONLY ?=
 BIN := .venv/bin
 
-REPRODUCE = $(BIN)/python ci/reproduce.py $(if $(MODEL),--model "$(MODEL)") $(if $(filter-out 0 false False,$(FAST)),--fast)
+REPRODUCE = $(BIN)/python ci/reproduce.py $(if $(MODEL),--model "$(MODEL)") $(if $(filter-out 0 false False,$(FAST)),--fast) $(if $(ONLY),--only "$(ONLY)")
 
-.PHONY: reproduce accept test lab clean
+.PHONY: reproduce accept test lab html clean
 
 reproduce: .venv
 	@$(REPRODUCE)
@@ -34,6 +36,9 @@ lab: .venv
 .venv: .venv/.complete
 .venv/.complete: requirements.txt ci/requirements.txt pyproject.toml ci/setup.sh
 	@PYTHON="$(PYTHON)" sh ci/setup.sh
+
+html: .venv
+	@$(BIN)/python ci/export.py
 
 clean:
 	rm -rf build .venv

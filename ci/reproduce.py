@@ -94,7 +94,10 @@ def strip(path: Path) -> None:
 
 
 def accept(record: dict[str, Any], executed: dict[Path, Path], figures: Path) -> None:
-    """Make the fresh run the committed one: record, notebooks, figures, README table."""
+    """Make the fresh run the committed one: record, notebooks, figures, README table.
+
+    `record` holds all notebooks: those that did not run with what was recorded before.
+    """
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     if START not in text or END not in text:
@@ -128,10 +131,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", help="a folder or hub id instead of the bundled model")
     parser.add_argument("--fast", action="store_true", help="the small form of every notebook")
     parser.add_argument("--accept", action="store_true", help="make this run the committed one")
-    parser.add_argument("--only", help="run notebooks whose name starts so (not with --accept)")
+    parser.add_argument("--only", help="run notebooks whose name starts so")
     options = parser.parse_args(arguments)
-    if options.accept and (options.model or options.fast or options.only):
-        parser.error("--accept needs a full run: no --model, --fast or --only")
+    if options.accept and (options.model or options.fast):
+        parser.error("--accept needs a full run of the bundled model: no --model, no --fast")
     if options.model and Path(options.model).is_dir():
         options.model = str(Path(options.model).resolve())  # notebooks run in another folder
 
@@ -167,7 +170,10 @@ def main(arguments: list[str] | None = None) -> int:
         if not o.error and not record.get(o.name, {}).get("claims"):
             problems.append(f"{o.name}: recorded no claim")
     if options.accept and not problems:
-        accept(record, {output / p.name: p for p in (*paths, *solutions)}, figures)
+        known = options.only and RECORD.exists()
+        kept = json.loads(RECORD.read_text(encoding="utf-8")) if known else {}
+        whole = dict(sorted((kept | record).items()))
+        accept(whole, {output / p.name: p for p in (*paths, *solutions)}, figures)
         print("\nThis run is now the committed one: look at the changes with git diff.")
     elif options.fast or options.model:
         print("\nNothing was compared: the record holds for a full run of the bundled model.")

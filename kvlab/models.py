@@ -52,7 +52,10 @@ class LoadedModel:
 
     def pieces(self, tokens: list[int]) -> list[str]:
         """The text of each token alone, as axis labels show it."""
-        return [self.tokenizer.decode([t]).replace("\n", "⏎") or "·" for t in tokens]
+        texts = [self.tokenizer.decode([t]).replace("\n", "⏎") or "·" for t in tokens]
+        # A single byte of a character that the tokenizer does not know has no text of its own.
+        raw = self.tokenizer.convert_ids_to_tokens(tokens)
+        return [r if "\ufffd" in t else t for t, r in zip(texts, raw, strict=True)]
 
 
 def load_model(name: str = "bundled", dtype: str = "float32", device: str = "cpu") -> LoadedModel:

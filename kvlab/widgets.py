@@ -10,8 +10,10 @@ from collections.abc import Mapping
 import ipywidgets as W
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from PIL import Image
 
 from kvlab.memory import BYTES, cache_bytes
+from kvlab.plots.style import FONT, FONT_NAME
 
 PRESETS = {
     "7B, full heads": (32, 32, 128),
@@ -21,12 +23,32 @@ PRESETS = {
 """Layers, key/value heads, head dim."""
 
 
+def chinese_font(css_class: str) -> str:
+    """A style sheet that brings the bundled font, for pages on machines without Chinese fonts.
+
+    Args:
+        css_class: Class of the widget that the font is for.
+    """
+    data = base64.b64encode(FONT.read_bytes()).decode()
+    return (
+        f"<style>@font-face {{font-family: '{FONT_NAME}'; src: url(data:font/otf;base64,{data})}}"
+        f".{css_class}, .{css_class} textarea, .{css_class} button, .{css_class} p, "
+        f".{css_class} table {{font-family: system-ui, sans-serif, '{FONT_NAME}'}}</style>"
+    )
+
+
+def figure_png(figure: Figure) -> bytes:
+    """A figure as a small PNG of 128 colours; the figure is closed."""
+    full, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(full, dpi=85)  # constrained layout leaves no margin to cut
+    plt.close(figure)
+    Image.open(full).convert("RGB").quantize(128).save(small, format="png", optimize=True)
+    return small.getvalue()
+
+
 def figure_html(figure: Figure, alt: str) -> str:
     """A figure as an `<img>` with alternative text; the figure is closed."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90, bbox_inches="tight", metadata={"Software": ""})
-    plt.close(figure)
-    data = base64.b64encode(buffer.getvalue()).decode()
+    data = base64.b64encode(figure_png(figure)).decode()
     return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
 
 

@@ -1,6 +1,6 @@
 """What a run can carry: observers that watch attention, owners and bytes."""
 
-from kvlab.observe.attention import AttentionProbe, AttentionStep
+from kvlab.observe.attention import AttentionProbe, AttentionStep, first_foreign_read
 from kvlab.observe.checksums import ChangedBytes, Checksums
 from kvlab.observe.ownership import ForeignRead, OwnershipGuard
 
@@ -11,4 +11,5 @@ __all__ = [
     "Checksums",
     "ForeignRead",
     "OwnershipGuard",
+    "first_foreign_read",
 ]

@@ -66,6 +66,14 @@ class AttentionStep:
         return pd.DataFrame(table)
 
 
+def first_foreign_read(steps: Sequence[AttentionStep]) -> int | None:
+    """The first generated token whose attention falls on foreign rows, counted from 1."""
+    for i, step in enumerate(steps, start=1):
+        if step.foreign_mass is not None and step.foreign_mass.max() > 0:
+            return i
+    return None
+
+
 class AttentionProbe(Observer):
     """Keeps statistics of every generated step, layer and head, and full rows on request.
 
@@ -101,26 +109,27 @@ class AttentionProbe(Observer):
         weights = torch.stack(padded, 1).float()  # (B, L, H, T)
         maximum = weights.amax(-1)
         entropy = torch.special.entr(weights).sum(-1)
-        top = weights.topk(min(TOP, longest), -1)
         kept = range(len(padded)) if self.keep == "all" else self.keep
         for b, (run, lease, end) in enumerate(
             zip(forward.runs, forward.leases, forward.ends, strict=True)
         ):
+            own_rows = weights[b, :, :, :end]  # without the padding of the batch
+            top = own_rows.topk(min(TOP, end), -1)
             owners = foreign = mass = None
             if isinstance(lease, OwnedLease):
                 owners, foreign = lease.owners(), lease.foreign()
                 mask = torch.tensor(foreign, dtype=weights.dtype, device=weights.device)
-                mass = weights[b, :, :, :end] @ mask
+                mass = own_rows @ mask
             self.steps[run.request.id].append(
                 AttentionStep(
                     maximum[b],
                     entropy[b],
-                    top.indices[b],
-                    top.values[b],
+                    top.indices,
+                    top.values,
                     mass,
                     owners,
                     foreign,
-                    {int(i): weights[b, i, :, :end].clone() for i in kept},
+                    {int(i): own_rows[i].clone() for i in kept},
                 )
             )
 

@@ -23,7 +23,10 @@ class ForeignRead(RuntimeError):
 
     def __init__(self, reader: str, row: int, owner: Owner | None, layer: int, step: int) -> None:
         self.reader, self.row, self.owner, self.layer, self.step = reader, row, owner, layer, step
-        who = f"last written by {owner.request!r} {tuple(owner[1:])}" if owner else "of nobody"
+        who = "of nobody"
+        if owner:
+            what = f"generation {owner.generation}, position {owner.position}, token {owner.token}"
+            who = f"last written by {owner.request!r} ({what})"
         super().__init__(
             f"request {reader!r} reads row {row}, {who}, in layer {layer} for its token {step}"
         )

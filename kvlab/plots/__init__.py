@@ -9,19 +9,34 @@ from kvlab.plots.cache import (
     work_grid,
 )
 from kvlab.plots.experiment import answer_strips, attention_pair, slots, verdict_grid
+from kvlab.plots.fingerprints import (
+    attention_by_layer,
+    first_wrong_token,
+    roc_curves,
+    when_fired,
+)
+from kvlab.plots.lab import Panel, lab_scene, side_by_side, step_detail
 from kvlab.plots.style import save, use_style
 
 __all__ = [
+    "Panel",
     "answer_strips",
+    "attention_by_layer",
     "attention_pair",
+    "first_wrong_token",
     "kv_heatmap",
+    "lab_scene",
     "layers_by_difference",
     "memory_curves",
     "prefix_positions",
+    "roc_curves",
     "save",
+    "side_by_side",
     "slots",
+    "step_detail",
     "use_style",
     "verdict_grid",
+    "when_fired",
     "work_curves",
     "work_grid",
 ]

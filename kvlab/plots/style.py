@@ -20,6 +20,7 @@ VERDICT_STYLE = {
 }
 
 FONT = Path(__file__).parents[1] / "fonts" / "KVLabSansSC-Regular.otf"
+FONT_NAME = "KVLab Sans SC"
 
 
 def use_style() -> None:
@@ -28,7 +29,7 @@ def use_style() -> None:
     font_manager.fontManager.addfont(str(FONT))
     plt.rcParams.update(
         {
-            "font.family": ["DejaVu Sans", "KVLab Sans SC"],
+            "font.family": ["DejaVu Sans", FONT_NAME],
             "figure.dpi": 100,
             "savefig.dpi": 130,
             "axes.spines.top": False,

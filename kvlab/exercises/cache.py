@@ -1,4 +1,4 @@
-"""Checks for the exercises: each says what is right, or names the mistake that it recognises."""
+"""Checks for notebooks 01 and 02."""
 
 from __future__ import annotations
 
@@ -9,18 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.verdict import first_divergence
-
-
-def _check(number: str, attempt: Callable[[], str | None]) -> bool:
-    """Run `attempt`, which returns a complaint or `None`, and print the outcome."""
-    try:
-        complaint = attempt()
-    except NotImplementedError:
-        print(f"Exercise {number}: still open.")
-        return False
-    print(f"Exercise {number}: {complaint or 'right!'}")
-    return complaint is None
+from kvlab.exercises.checking import check
 
 
 def check_rows(rows: Callable[[int, int], int], number: str = "1.1") -> bool:
@@ -38,7 +27,7 @@ def check_rows(rows: Callable[[int, int], int], number: str = "1.1") -> bool:
             return known[got] if rows(21, 1) == 21 or got != 14 else "wrong for one token only."
         return f"for 10 prompt and 5 generated tokens you say {got}; count what was fed."
 
-    return _check(number, attempt)
+    return check(number, attempt)
 
 
 def check_step(step: Callable[..., Any], number: str = "1.2") -> bool:
@@ -64,7 +53,7 @@ def check_step(step: Callable[..., Any], number: str = "1.2") -> bool:
             return "the new token must see itself: append before you attend."
         return "the output is not softmax(q K^T / sqrt(d)) V; look at the axis of the softmax."
 
-    return _check(number, attempt)
+    return check(number, attempt)
 
 
 def check_megabytes(megabytes: Callable[..., float], number: str = "2.1") -> bool:
@@ -81,7 +70,7 @@ def check_megabytes(megabytes: Callable[..., float], number: str = "2.1") -> boo
             return "these are mebibytes (1,048,576 bytes); megabytes were asked for."
         return f"you say {got:.1f}, the formula of the text gives another number."
 
-    return _check(number, attempt)
+    return check(number, attempt)
 
 
 def check_shared(
@@ -103,48 +92,4 @@ def check_shared(
             return "only the prompt that comes second, b, has to keep a token to compute."
         return None if shared([5], [6]) == 0 else "[5] and [6] share nothing."
 
-    return _check(number, attempt)
-
-
-def check_first_difference(
-    find: Callable[[Sequence[int], Sequence[int]], int | None], number: str = "3.1"
-) -> bool:
-    """The first generated token that differs, counted from 1, or `None`."""
-
-    def attempt() -> str | None:
-        cases: list[tuple[list[int], list[int]]] = [
-            ([7, 8, 9], [7, 5, 9]),
-            ([7, 8], [7, 8]),
-            ([7, 8], [7, 8, 9]),
-        ]
-        got = [find(*c) for c in cases]
-        want = [first_divergence(*c) for c in cases]
-        if got == want:
-            return None
-        if got[0] == 1:
-            return "tokens are counted from 1 here."
-        if got[:2] == want[:2]:
-            return "an answer that stops early differs where the other one goes on."
-        return f"for {cases} you say {got}."
-
-    return _check(number, attempt)
-
-
-def check_judge(judge: Callable[..., str], number: str = "3.2") -> bool:
-    """The rule of the verdicts: `judge(same_tokens, margin, drift, tolerance)`."""
-
-    def attempt() -> str | None:
-        t = 1e-4
-        if judge(True, None, 0.0, t) != "isolated":
-            return "the same tokens and no drift are 'isolated'."
-        if judge(True, None, 1.0, t) != "disturbed":
-            return "the same tokens with a drift that rounding cannot explain are 'disturbed'."
-        if judge(False, 5.0, 1e-5, t) != "contaminated":
-            return "another token at a wide margin is 'contaminated'."
-        if judge(False, 1e-5, 1e-5, t) != "near-tie":
-            return "another token at a margin below twice the tolerance is a 'near-tie'."
-        if judge(False, 1e-5, 1.0, t) != "contaminated":
-            return "a small margin is no excuse when the drift is large: 'contaminated'."
-        return None
-
-    return _check(number, attempt)
+    return check(number, attempt)

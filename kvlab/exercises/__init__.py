@@ -1,0 +1,18 @@
+"""Checks for the exercises: each says what is right, or names the mistake that it recognises."""
+
+from kvlab.exercises.attention import check_distance, check_foreign, check_threshold, check_watch
+from kvlab.exercises.cache import check_megabytes, check_rows, check_shared, check_step
+from kvlab.exercises.experiment import check_first_difference, check_judge
+
+__all__ = [
+    "check_distance",
+    "check_first_difference",
+    "check_foreign",
+    "check_judge",
+    "check_megabytes",
+    "check_rows",
+    "check_shared",
+    "check_step",
+    "check_threshold",
+    "check_watch",
+]
