@@ -6,13 +6,14 @@ values that a layer reads and, if it wants them, the weights, which are then com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -46,6 +47,80 @@ def watched_by(watcher: Watcher | None) -> Iterator[None]:
         _watcher.reset(token)
 
 
+@dataclass(frozen=True)
+class PrefixGroup:
+    """Batch rows that read the same prefix of P rows."""
+
+    rows: Sequence[int]
+    key: Float[Tensor, "G P D"]
+    value: Float[Tensor, "G P D"]
+
+
+class PrefixPlan(Protocol):
+    """The cache of a batch whose prefixes are read apart from its rows.
+
+    `groups` are those of the layer whose `update` came last. The keys, values and mask that
+    attention is handed are then only the rows behind the prefixes.
+    """
+
+    groups: Sequence[PrefixGroup]
+
+
+_plan: ContextVar[PrefixPlan | None] = ContextVar("plan", default=None)
+
+
+@contextmanager
+def sharing_prefixes(plan: PrefixPlan | None) -> Iterator[None]:
+    """Let attention read the prefixes of `plan` once for all their readers."""
+    token = _plan.set(plan)
+    try:
+        yield
+    finally:
+        _plan.reset(token)
+
+
+def shared_prefix_attention(
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B G T D"],
+    value: Float[Tensor, "B G T D"],
+    mask: Bool[Tensor, "B 1 Q T"],
+    scale: float,
+    groups: Sequence[PrefixGroup],
+) -> Float[Tensor, "B Q H D"]:
+    """Attention over [prefix, own rows] under one softmax, every prefix read once for its group.
+
+    The same function as attention over the gathered rows, computed in another order (Hydragen,
+    arXiv 2402.05099, merges two softmaxes instead).
+    """
+    batch, heads, queries, dim = query.shape
+    kv_heads = key.shape[1]
+    lines = heads // kv_heads * queries  # query rows for each key/value head
+    q = query.reshape(batch, kv_heads, lines, dim) * scale
+    # K q^T and not q K^T: these keys are a strided view, and matmul copies it row by row this way.
+    own = (key @ q.transpose(-1, -2)).transpose(-1, -2)  # (B, G, lines, T)
+    if mask.shape[2] > 1 and lines > queries:
+        mask = mask.repeat(1, 1, lines // queries, 1)
+    own = own.masked_fill(~mask, -torch.inf)
+    out = torch.empty_like(q)
+    alone = set(range(batch))
+    for group in groups:
+        alone -= set(group.rows)
+        n, prefix = len(group.rows), group.key.shape[1]
+        # All rows in order need no copy.
+        rows = slice(None) if list(group.rows) == list(range(batch)) else list(group.rows)
+        together = q[rows].transpose(0, 1).reshape(kv_heads, n * lines, dim)
+        scores = together @ group.key.transpose(-1, -2)
+        scores = scores.view(kv_heads, n, lines, prefix).transpose(0, 1)
+        weights = torch.cat([scores, own[rows]], -1).softmax(-1)
+        shared = weights[..., :prefix].transpose(0, 1).reshape(kv_heads, n * lines, prefix)
+        mixed = (shared @ group.value).view(kv_heads, n, lines, dim).transpose(0, 1)
+        out[rows] = mixed + weights[..., prefix:] @ value[rows]
+    if alone:
+        rows = sorted(alone)
+        out[rows] = own[rows].softmax(-1) @ value[rows]
+    return out.view(batch, heads, queries, dim).transpose(1, 2)
+
+
 def attention(
     module: nn.Module,
     query: Float[Tensor, "B H Q D"],
@@ -67,6 +142,14 @@ def attention(
     for name in ("s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise ValueError(f"attention with {name!r} is not supported; use another model")
+    plan = _plan.get()
+    if plan is not None and plan.groups:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        assert attention_mask is not None
+        return (
+            shared_prefix_attention(query, key, value, attention_mask, scale, plan.groups),
+            None,
+        )
     watcher = _watcher.get()
     if watcher is not None:
         watcher.reads(key, value)

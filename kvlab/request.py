@@ -10,6 +10,10 @@ from torch import Tensor
 
 StepKind = Literal["prefill", "decode"]
 
+Context = tuple[tuple[str, str | None], ...] | None
+"""Tagged fields, such as `(("adapter", "x"), ("tenant", "y"))`. `None`, or a field whose value is
+`None`, says that something is not known; then nothing may be reused."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -29,7 +33,7 @@ class Request:
     tokens: tuple[int, ...]
     max_new_tokens: int = 32
     stop_tokens: tuple[int, ...] = ()
-    context: tuple[tuple[str, str], ...] = ()
+    context: Context = ()
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -68,6 +72,7 @@ class Run:
     request: Request
     steps: list[Step] = field(default_factory=list)
     num_cached_tokens: int = 0
+    admission_seconds: float = 0.0
 
     @property
     def tokens(self) -> list[int]:
@@ -81,8 +86,8 @@ class Run:
 
     @property
     def time_to_first_token(self) -> float:
-        """Seconds of the forward passes up to the first token; compare ratios only."""
-        return self.steps[0].seconds
+        """Seconds of the admission and of the first forward pass; compare ratios only."""
+        return self.admission_seconds + self.steps[0].seconds
 
     @property
     def next_kind(self) -> StepKind:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvlab.attention import watched_by
+from kvlab.attention import sharing_prefixes, watched_by
 from kvlab.decode import next_step
 from kvlab.forward import ForwardPass, Observer
 from kvlab.pools.contract import CachePool, Lease, PoolFull
@@ -94,10 +94,12 @@ class _Executor:
 
     def _admitted(self, run: Run) -> bool:
         """Whether the pool has room for this request; if so, it is in now."""
+        began = time.perf_counter()
         try:
             lease = self.pool.admit(run.request)
         except PoolFull:
             return False
+        run.admission_seconds = time.perf_counter() - began
         self.leases[run.request.id] = lease
         run.num_cached_tokens = lease.num_cached_tokens
         return True
@@ -136,7 +138,7 @@ class _Executor:
             observer.before(forward)
         began = time.perf_counter()
         with watched_by(forward if forward.watches_attention else None):
-            logits = self._logits(leases, news, counts)
+            logits = self._logits(leases, news, counts, forward.watches_attention)
         seconds = time.perf_counter() - began
         forward.check_observed(self.model.config.get_text_config().num_hidden_layers)
         for b, run in enumerate(runs):
@@ -146,22 +148,38 @@ class _Executor:
         for observer in self.observers:
             observer.after(forward)
 
+    def _view(self, leases: Sequence[Lease], counts: Sequence[int], watched: bool) -> Any:
+        """The leases as one cache: the pool's own view where it has one, else the generic one.
+
+        An observer must see all rows that are read, so a prefix is then not read apart.
+        """
+        own = getattr(self.pool, "batch", None)
+        if own is not None:
+            return own(leases, counts, shared=not watched)
+        return BatchView(leases, counts) if len(leases) > 1 else None
+
     def _logits(
-        self, leases: Sequence[Lease], news: Sequence[list[int]], counts: Sequence[int]
+        self,
+        leases: Sequence[Lease],
+        news: Sequence[list[int]],
+        counts: Sequence[int],
+        watched: bool,
     ) -> list[Float[Tensor, " V"]]:
         device = self.model.device
-        if len(leases) == 1:  # the model's own path: this lease is an ordinary cache
+        view = self._view(leases, counts, watched)
+        if view is None:  # the model's own path: a lone lease is an ordinary cache
             ids = torch.tensor([news[0]], device=device)
             out = self.model(ids, cache=leases[0].cache, use_cache=True, logits_to_keep=1)
             return [out.logits[0, -1]]
-        view, longest = BatchView(leases, counts), max(counts)
-        out = self.model(
-            torch.tensor([n + n[-1:] * (longest - len(n)) for n in news], device=device),
-            cache=view,
-            use_cache=True,
-            position_ids=view.positions(longest).to(device),
-            attention_mask=view.mask(longest).to(device),
-        )
+        longest = max(counts)
+        with sharing_prefixes(view if hasattr(view, "groups") else None):
+            out = self.model(
+                torch.tensor([n + n[-1:] * (longest - len(n)) for n in news], device=device),
+                cache=view,
+                use_cache=True,
+                position_ids=view.positions(longest).to(device),
+                attention_mask=view.mask(longest).to(device),
+            )
         return [out.logits[b, count - 1] for b, count in enumerate(counts)]
 
     def release_all(self) -> None:

@@ -3,6 +3,7 @@
 from kvlab.pools.contract import CachePool, Lease, OwnedLease, Owner, PoolFull
 from kvlab.pools.private import PrivatePool
 from kvlab.pools.simple import SimpleCachePool
+from kvlab.pools.tiered import TieredCachePool
 from kvlab.pools.view import BatchView
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "PoolFull",
     "PrivatePool",
     "SimpleCachePool",
+    "TieredCachePool",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Cache, PretrainedConfig
 
 from kvlab.pools.contract import Lease, Owner, PoolFull
-from kvlab.pools.store import Store
+from kvlab.pools.store import Store, kv_shape
 from kvlab.pools.view import SlotLayer
 from kvlab.request import Request
 
@@ -135,19 +135,7 @@ class SimpleCachePool:
         nan_fill: bool = False,
     ) -> SimpleCachePool:
         """A pool with the shape that a model's configuration asks for."""
-        heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return cls(
-            num_slots,
-            config.num_hidden_layers,
-            kv_heads,
-            head_dim,
-            max_seq_len,
-            dtype,
-            device,
-            nan_fill,
-        )
+        return cls(num_slots, *kv_shape(config), max_seq_len, dtype, device, nan_fill)
 
     @property
     def max_seq_len(self) -> int:

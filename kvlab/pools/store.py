@@ -5,8 +5,17 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from kvlab.pools.contract import Owner
+
+
+def kv_shape(config: PretrainedConfig) -> tuple[int, int, int]:
+    """Layers, key/value heads and head dim of a model."""
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return config.num_hidden_layers, kv_heads, head_dim
 
 
 class Store:

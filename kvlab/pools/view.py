@@ -61,8 +61,8 @@ class SlotLayer(CacheLayerMixin):
             raise ValueError(f"rows {start} to {end - 1} do not fit into a slot of {room} rows")
         if self.layer == 0:
             self.writer.wrote(start, count)
-        self.keys[:, :, start:end] = key_states
-        self.values[:, :, start:end] = value_states
+        self.keys[:, :, start:end] = key_states.detach()
+        self.values[:, :, start:end] = value_states.detach()
         self.counter[self.layer] = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 

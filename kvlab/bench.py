@@ -1,0 +1,146 @@
+"""What sharing a prefix costs and saves: requests of given sizes, memory, first tokens, steps.
+
+Used by notebook 07 and by `ci/bench.py`. Times are compared within one run only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kvlab.models import LoadedModel
+from kvlab.pools import CachePool, PoolFull, TieredCachePool
+from kvlab.prompts import ZH
+from kvlab.request import Request, Run
+from kvlab.schedule import run
+from kvlab.training.passwords import unseen_passphrase
+
+
+def requests_of(
+    loaded: LoadedModel, n: int, prefix: int, private: int, new_tokens: int, stop: bool = False
+) -> list[Request]:
+    """`n` requests that share `prefix` tokens and have `private` rows each, generated ones included.
+
+    The shared text is a system prompt with house rules. Each request has a passphrase of its own
+    in its private part and is asked for it at the end. With `stop` an answer ends at its end token.
+
+    Raises:
+        ValueError: The private rows are too few for a question and its answer.
+    """
+    rng = random.Random(0)
+    encode = loaded.tokenizer.encode
+    begin = tuple(encode(ZH.assistant))
+    rules: list[int] = []
+    while len(rules) < prefix + private:
+        rules += encode(ZH.filler(rng), add_special_tokens=False)
+    shared = (*begin, *rules)[:prefix]
+    made = []
+    for i in range(n):
+        secret = unseen_passphrase(rng, "zh", "three")
+        question = encode(ZH.secret.format(p=secret) + ZH.ask_secret, add_special_tokens=False)
+        room = private - new_tokens + 1  # the last generated token is never written
+        if room < len(question):
+            raise ValueError(f"{private} private rows are too few for {new_tokens} new tokens")
+        tail = (*rules[i : i + room - len(question)], *question)
+        stops = loaded.stop_tokens if stop else ()
+        made.append(Request(f"r{i}", (*shared, *tail), new_tokens, stops))
+    return made
+
+
+def saved_by_formula(n: int, prefix: int, private: int) -> float:
+    """Share of memory that one copy of the prefix saves: (n-1) P / (n (P+U))."""
+    return (n - 1) * prefix / (n * (prefix + private))
+
+
+def blocks_in_use(
+    n: int, prefix: int, private: int, share: bool, block_size: int = 16, num_blocks: int = 10**4
+) -> int:
+    """Blocks that `n` requests hold together, each admitted when the one before has its prompt.
+
+    No model is needed: one layer with one number a row stands for all.
+
+    Raises:
+        PoolFull: `num_blocks` are too few.
+    """
+    pool = TieredCachePool(num_blocks, 1, 1, 1, block_size, share=share)
+    for i in range(n):
+        # Half of the private rows belong to the prompt.
+        prompt = (*range(prefix), *range(10**6 + i * 10**4, 10**6 + i * 10**4 + private // 2))
+        lease = pool.admit(Request(f"r{i}", prompt, prefix + private - len(prompt) + 1))
+        rows = torch.zeros(1, 1, len(prompt) - lease.num_cached_tokens, 1)
+        lease.cache.layers[0].update(rows, rows)
+    return num_blocks - len(pool.arena.free)
+
+
+def smallest_pool(n: int, prefix: int, private: int, share: bool, block_size: int = 16) -> int:
+    """The fewest blocks that admit all `n` requests; with one block less the last is refused."""
+    blocks = blocks_in_use(n, prefix, private, share, block_size)
+    blocks_in_use(n, prefix, private, share, block_size, blocks)
+    try:
+        blocks_in_use(n, prefix, private, share, block_size, blocks - 1)
+    except (PoolFull, ValueError):
+        return blocks
+    raise AssertionError(f"{blocks - 1} blocks would do as well")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one run of a group of requests took.
+
+    Attributes:
+        first_tokens: Seconds from the arrival of all to the first token of each.
+        alone: Seconds of each request's own way to its first token.
+        step: Median seconds of a decode step of the whole batch.
+        resident, scratch: Bytes of the pool, and of its largest gather.
+    """
+
+    runs: dict[str, Run]
+    first_tokens: list[float]
+    alone: list[float]
+    step: float
+    resident: int
+    scratch: int
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return [r.tokens for r in self.runs.values()]
+
+
+def pool_of(loaded: LoadedModel, requests: Sequence[Request], share: bool) -> TieredCachePool:
+    """A tiered pool with room for all; without `share` every block is private."""
+    blocks = sum(-(-r.rows_needed // 16) for r in requests)
+    return TieredCachePool.for_model(
+        loaded.model.config,
+        blocks,
+        dtype=loaded.model.dtype,
+        device=loaded.model.device,
+        share=share,
+    )
+
+
+def serve(loaded: LoadedModel, requests: Sequence[Request], pool: CachePool) -> Served:
+    """Serve requests that arrive together: prompts in turn, then decode steps of all at once."""
+    runs = run(loaded.model, requests, pool, "round_robin", len(requests))
+    alone = [r.time_to_first_token for r in runs.values()]
+    first = torch.tensor(alone).cumsum(0).tolist()
+    steps = [s.seconds for s in next(iter(runs.values())).steps[1:]]
+    step = float(torch.tensor(steps).median()) if steps else float("nan")
+    arena = getattr(pool, "arena", None)
+    scratch = getattr(pool, "scratch", None)
+    return Served(
+        runs,
+        first,
+        alone,
+        step,
+        arena.nbytes if arena else 0,
+        scratch.nbytes if scratch else 0,
+    )
+
+
+def warm(loaded: LoadedModel, requests: Sequence[Request]) -> None:
+    """Run something once, so that the first measurement does not pay for it."""
+    few = [replace(r, max_new_tokens=2) for r in requests[:2]]
+    serve(loaded, few, pool_of(loaded, few, share=True))
