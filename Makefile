@@ -1,6 +1,7 @@
 # make reproduce   run every notebook in full and compare it with the record (MODEL=..., FAST=1, ONLY=04)
 # make test        lint, types, unit tests, and every notebook once in its fast form
 # make lab         open the first notebook in JupyterLab
+# make bench       what sharing a prefix saves, beside transformers' own caches
 # make html        the notebooks as web pages whose switches work without kernel and network
 #
 # Each of them makes the environment .venv first, and again only when a requirements file changes.
@@ -14,7 +15,7 @@ BIN := .venv/bin
 
 REPRODUCE = $(BIN)/python ci/reproduce.py $(if $(MODEL),--model "$(MODEL)") $(if $(filter-out 0 false False,$(FAST)),--fast) $(if $(ONLY),--only "$(ONLY)")
 
-.PHONY: reproduce accept test lab html clean
+.PHONY: reproduce accept test lab bench html clean
 
 reproduce: .venv
 	@$(REPRODUCE)
@@ -36,6 +37,9 @@ lab: .venv
 .venv: .venv/.complete
 .venv/.complete: requirements.txt ci/requirements.txt pyproject.toml ci/setup.sh
 	@PYTHON="$(PYTHON)" sh ci/setup.sh
+
+bench: .venv
+	@$(BIN)/python ci/bench.py
 
 html: .venv
 	@$(BIN)/python ci/export.py

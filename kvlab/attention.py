@@ -87,38 +87,83 @@ def shared_prefix_attention(
     scale: float,
     groups: Sequence[PrefixGroup],
 ) -> Float[Tensor, "B Q H D"]:
-    """Attention over [prefix, own rows] under one softmax, every prefix read once for its group.
+    """Attention over [prefix, own rows], every prefix read once for all its readers.
 
-    The same function as attention over the gathered rows, computed in another order (Hydragen,
-    arXiv 2402.05099, merges two softmaxes instead).
+    The same function as attention over the gathered rows, computed in another order. A decode step
+    takes one softmax over both parts. Many new tokens would make that a large table of scores, so
+    the two parts are then computed apart and merged by their log-sum-exp (Hydragen, arXiv
+    2402.05099).
     """
     batch, heads, queries, dim = query.shape
     kv_heads = key.shape[1]
-    lines = heads // kv_heads * queries  # query rows for each key/value head
-    q = query.reshape(batch, kv_heads, lines, dim) * scale
+    q = query.reshape(batch, kv_heads, heads // kv_heads * queries, dim)
+    mask = mask.repeat(1, 1, heads // kv_heads, 1) if queries > 1 else mask
+    apart = queries > 1 and query.device.type == "cpu"
+    attend = _merged if apart else _one_softmax
+    return attend(q, key, value, mask, scale, groups).view(query.shape).transpose(1, 2)
+
+
+def _readers(group: PrefixGroup, batch: int) -> slice | list[int]:
+    """The batch rows of a group as an index; all rows in order need no copy."""
+    return slice(None) if list(group.rows) == list(range(batch)) else list(group.rows)
+
+
+def _together(rows: Float[Tensor, "n G R D"]) -> Float[Tensor, "G nR D"]:
+    """The query rows of several requests side by side."""
+    return rows.transpose(0, 1).reshape(rows.shape[1], -1, rows.shape[3])
+
+
+def _one_softmax(
+    q: Float[Tensor, "B G R D"],
+    key: Float[Tensor, "B G T D"],
+    value: Float[Tensor, "B G T D"],
+    mask: Bool[Tensor, "B 1 _ T"],
+    scale: float,
+    groups: Sequence[PrefixGroup],
+) -> Float[Tensor, "B G R D"]:
+    batch, kv_heads, lines, dim = q.shape
+    q = q * scale
     # K q^T and not q K^T: these keys are a strided view, and matmul copies it row by row this way.
-    own = (key @ q.transpose(-1, -2)).transpose(-1, -2)  # (B, G, lines, T)
-    if mask.shape[2] > 1 and lines > queries:
-        mask = mask.repeat(1, 1, lines // queries, 1)
-    own = own.masked_fill(~mask, -torch.inf)
+    own = (key @ q.transpose(-1, -2)).transpose(-1, -2).masked_fill(~mask, -torch.inf)
     out = torch.empty_like(q)
     alone = set(range(batch))
     for group in groups:
         alone -= set(group.rows)
-        n, prefix = len(group.rows), group.key.shape[1]
-        # All rows in order need no copy.
-        rows = slice(None) if list(group.rows) == list(range(batch)) else list(group.rows)
-        together = q[rows].transpose(0, 1).reshape(kv_heads, n * lines, dim)
-        scores = together @ group.key.transpose(-1, -2)
+        rows, n, prefix = _readers(group, batch), len(group.rows), group.key.shape[1]
+        scores = _together(q[rows]) @ group.key.transpose(-1, -2)
         scores = scores.view(kv_heads, n, lines, prefix).transpose(0, 1)
         weights = torch.cat([scores, own[rows]], -1).softmax(-1)
-        shared = weights[..., :prefix].transpose(0, 1).reshape(kv_heads, n * lines, prefix)
-        mixed = (shared @ group.value).view(kv_heads, n, lines, dim).transpose(0, 1)
-        out[rows] = mixed + weights[..., prefix:] @ value[rows]
+        shared = _together(weights[..., :prefix]) @ group.value
+        shared = shared.view(kv_heads, n, lines, dim).transpose(0, 1)
+        out[rows] = shared + weights[..., prefix:] @ value[rows]
     if alone:
-        rows = sorted(alone)
-        out[rows] = own[rows].softmax(-1) @ value[rows]
-    return out.view(batch, heads, queries, dim).transpose(1, 2)
+        rest = sorted(alone)
+        out[rest] = own[rest].softmax(-1) @ value[rest]
+    return out
+
+
+def _merged(
+    q: Float[Tensor, "B G R D"],
+    key: Float[Tensor, "B G T D"],
+    value: Float[Tensor, "B G T D"],
+    mask: Bool[Tensor, "B 1 R T"],
+    scale: float,
+    groups: Sequence[PrefixGroup],
+) -> Float[Tensor, "B G R D"]:
+    batch, kv_heads, lines, dim = q.shape
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+    out, own = flash(q, key, value, 0.0, False, attn_mask=bias, scale=scale)
+    for group in groups:
+        rows, n = _readers(group, batch), len(group.rows)
+        shared, theirs = flash(
+            _together(q[rows])[None], group.key[None], group.value[None], 0.0, False, scale=scale
+        )
+        shared = shared.view(kv_heads, n, lines, dim).transpose(0, 1)
+        share = theirs.view(kv_heads, n, lines).transpose(0, 1)
+        weight = (share - own[rows]).sigmoid()[..., None].to(q.dtype)
+        out[rows] = torch.lerp(out[rows], shared, weight)
+    return out
 
 
 def attention(

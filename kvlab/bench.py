@@ -6,11 +6,14 @@ Used by notebook 07 and by `ci/bench.py`. Times are compared within one run only
 from __future__ import annotations
 
 import random
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from kvlab.forward import Observer
 from kvlab.models import LoadedModel
 from kvlab.pools import CachePool, PoolFull, TieredCachePool
 from kvlab.prompts import ZH
@@ -22,7 +25,7 @@ from kvlab.training.passwords import unseen_passphrase
 def requests_of(
     loaded: LoadedModel, n: int, prefix: int, private: int, new_tokens: int, stop: bool = False
 ) -> list[Request]:
-    """`n` requests that share `prefix` tokens and have `private` rows each, generated ones included.
+    """`n` requests that share `prefix` tokens; each has `private` rows, generated ones included.
 
     The shared text is a system prompt with house rules. Each request has a passphrase of its own
     in its private part and is asked for it at the end. With `stop` an answer ends at its end token.
@@ -37,16 +40,17 @@ def requests_of(
     while len(rules) < prefix + private:
         rules += encode(ZH.filler(rng), add_special_tokens=False)
     shared = (*begin, *rules)[:prefix]
+    room = private - new_tokens + 1  # the last generated token is never written
+    secrets = (unseen_passphrase(rng, "zh", "three") for _ in range(100 * n))
+    texts = (ZH.secret.format(p=secret) + ZH.ask_secret for secret in secrets)
+    questions = (encode(text, add_special_tokens=False) for text in texts)
     made = []
-    for i in range(n):
-        secret = unseen_passphrase(rng, "zh", "three")
-        question = encode(ZH.secret.format(p=secret) + ZH.ask_secret, add_special_tokens=False)
-        room = private - new_tokens + 1  # the last generated token is never written
-        if room < len(question):
-            raise ValueError(f"{private} private rows are too few for {new_tokens} new tokens")
+    for i, question in zip(range(n), (q for q in questions if len(q) <= room), strict=False):
         tail = (*rules[i : i + room - len(question)], *question)
         stops = loaded.stop_tokens if stop else ()
         made.append(Request(f"r{i}", (*shared, *tail), new_tokens, stops))
+    if len(made) < n:
+        raise ValueError(f"{private} private rows are too few for {new_tokens} new tokens")
     return made
 
 
@@ -92,20 +96,19 @@ class Served:
 
     Attributes:
         first_tokens: Seconds from the arrival of all to the first token of each.
-        alone: Seconds of each request's own way to its first token.
         step: Median seconds of a decode step of the whole batch.
         resident, scratch: Bytes of the pool, and of its largest gather.
     """
 
     runs: dict[str, Run]
     first_tokens: list[float]
-    alone: list[float]
     step: float
     resident: int
     scratch: int
 
     @property
     def tokens(self) -> list[list[int]]:
+        """The answers, in the order of the requests."""
         return [r.tokens for r in self.runs.values()]
 
 
@@ -121,23 +124,33 @@ def pool_of(loaded: LoadedModel, requests: Sequence[Request], share: bool) -> Ti
     )
 
 
-def serve(loaded: LoadedModel, requests: Sequence[Request], pool: CachePool) -> Served:
+def serve(
+    loaded: LoadedModel,
+    requests: Sequence[Request],
+    pool: CachePool,
+    observers: Sequence[Observer] = (),
+) -> Served:
     """Serve requests that arrive together: prompts in turn, then decode steps of all at once."""
-    runs = run(loaded.model, requests, pool, "round_robin", len(requests))
-    alone = [r.time_to_first_token for r in runs.values()]
-    first = torch.tensor(alone).cumsum(0).tolist()
+    began = time.perf_counter()
+    runs = run(loaded.model, requests, pool, "round_robin", len(requests), observers)
+    first = [r.steps[0].ended - began for r in runs.values()]
     steps = [s.seconds for s in next(iter(runs.values())).steps[1:]]
-    step = float(torch.tensor(steps).median()) if steps else float("nan")
     arena = getattr(pool, "arena", None)
     scratch = getattr(pool, "scratch", None)
     return Served(
         runs,
         first,
-        alone,
-        step,
+        statistics.median(steps) if steps else float("nan"),
         arena.nbytes if arena else 0,
         scratch.nbytes if scratch else 0,
     )
+
+
+def one_by_one(loaded: LoadedModel, requests: Sequence[Request], pool: CachePool) -> list[float]:
+    """Seconds to the first token of requests that each arrive when the one before has its own."""
+    short = [replace(r, max_new_tokens=1) for r in requests]
+    runs = run(loaded.model, short, pool, "serial")
+    return [r.time_to_first_token for r in runs.values()]
 
 
 def warm(loaded: LoadedModel, requests: Sequence[Request]) -> None:

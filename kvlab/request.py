@@ -53,6 +53,7 @@ class Step:
 
     `start` is the first cache row that it wrote, `wrote` the number of rows, `margin` the distance
     between the two best logits: a small one means that rounding alone could change the token.
+    `ended` is the clock (`time.perf_counter`) when its forward pass was over.
     """
 
     kind: StepKind
@@ -63,6 +64,7 @@ class Step:
     margin: float
     seconds: float
     logits: Float[Tensor, " V"] | None = None
+    ended: float = 0.0
 
 
 @dataclass

@@ -23,6 +23,9 @@ from kvlab.pools.contract import CachePool, Lease, PoolFull
 from kvlab.pools.view import BatchView
 from kvlab.request import Request, Run
 
+TOKENS_TOGETHER = 512
+"""Prompt tokens that may share a forward pass: more would only keep the first answer waiting."""
+
 Order = Literal["serial", "round_robin"] | int
 """A name, or a seed: then a seeded draw decides who moves next."""
 
@@ -108,14 +111,26 @@ class _Executor:
         """Move each of `runs` by one token if it can be admitted; whether any of them moved.
 
         Newcomers are admitted and prefilled one after another, so that each of them meets the pool
-        as the one before has left it. Then the others decode in one forward pass.
+        as the one before has left it. Those that found a prefix there have little left to compute:
+        they wait for each other, and short remainders of one length share a forward pass. Then the
+        others decode in one forward pass.
         """
         decoding = [r for r in runs if r.steps]
         moved = bool(decoding)
+        remainders: dict[int, list[Run]] = {}
         for run in runs:
             if not run.steps and self._admitted(run):
-                self._forward([run], [list(run.request.tokens[run.num_cached_tokens :])])
+                left = len(run.request.tokens) - run.num_cached_tokens
+                if run.num_cached_tokens:
+                    remainders.setdefault(left, []).append(run)
+                else:
+                    self._forward([run], [list(run.request.tokens)])
                 moved = True
+        for left, together in remainders.items():
+            size = max(1, TOKENS_TOGETHER // left)
+            for at in range(0, len(together), size):
+                part = together[at : at + size]
+                self._forward(part, [list(r.request.tokens[-left:]) for r in part])
         if decoding:
             self._forward(decoding, [r.tokens[-1:] for r in decoding])
         for run in runs:
@@ -139,12 +154,13 @@ class _Executor:
         began = time.perf_counter()
         with watched_by(forward if forward.watches_attention else None):
             logits = self._logits(leases, news, counts, forward.watches_attention)
-        seconds = time.perf_counter() - began
+        ended = time.perf_counter()
         forward.check_observed(self.model.config.get_text_config().num_hidden_layers)
         for b, run in enumerate(runs):
             run.steps.append(
-                next_step(logits[b], run.next_kind, self.tick, starts[b], counts[b], seconds)
+                next_step(logits[b], run.next_kind, self.tick, starts[b], counts[b], ended - began)
             )
+            run.steps[-1].ended = ended
         for observer in self.observers:
             observer.after(forward)
 
@@ -179,8 +195,10 @@ class _Executor:
                 use_cache=True,
                 position_ids=view.positions(longest).to(device),
                 attention_mask=view.mask(longest).to(device),
+                logits_to_keep=longest - min(counts) + 1,  # the last ones: no padding, one each
             )
-        return [out.logits[b, count - 1] for b, count in enumerate(counts)]
+        skipped = min(counts) - 1
+        return [out.logits[b, count - 1 - skipped] for b, count in enumerate(counts)]
 
     def release_all(self) -> None:
         """Give back what an error left behind."""

@@ -5,7 +5,7 @@ import torch
 from conftest import prompt, tiny_llama
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvlab.attention import use_kvlab_attention
+from kvlab.attention import PrefixGroup, shared_prefix_attention, use_kvlab_attention
 from kvlab.observe import AttentionProbe
 from kvlab.pools import PrivatePool
 from kvlab.schedule import run
@@ -91,3 +91,42 @@ def test_recorded_attention_is_that_of_the_eager_implementation(kv_heads):
     theirs = model(tokens, output_attentions=True, use_cache=False).attentions
     for layer, weights in enumerate(theirs):
         torch.testing.assert_close(probe.steps["a"][3].rows[layer], weights[0, :, -1])
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("heads", [4, 8])
+@pytest.mark.parametrize("layout", ["one group", "two groups and one alone", "reordered"])
+def test_a_prefix_read_once_is_attention_over_all_rows(queries, heads, layout):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    batch, kv_heads, dim, own = 4, 4, 8, 7
+    members = {
+        "one group": [[0, 1, 2, 3]],
+        "two groups and one alone": [[0, 2], [3]],
+        "reordered": [[3, 1], [0, 2]],
+    }[layout]
+    groups = [
+        PrefixGroup(rows, draw(kv_heads, 6 + i, dim), draw(kv_heads, 6 + i, dim))
+        for i, rows in enumerate(members)
+    ]
+    q, k, v = (
+        draw(batch, heads, queries, dim),
+        draw(batch, kv_heads, own, dim),
+        draw(batch, kv_heads, own, dim),
+    )
+    mask = torch.ones(batch, 1, queries, own, dtype=torch.bool).tril(own - queries)
+    mask[1, :, :, 0] = False
+    got = shared_prefix_attention(q, k, v, mask, dim**-0.5, groups)
+    for b in range(batch):
+        group = next((g for g in groups if b in g.rows), None)
+        keys = torch.cat([group.key, k[b]], 1) if group else k[b]
+        values = torch.cat([group.value, v[b]], 1) if group else v[b]
+        ahead = keys.shape[1] - own
+        seen = torch.cat([torch.ones(1, queries, ahead, dtype=torch.bool), mask[b]], -1)
+        want = torch.nn.functional.scaled_dot_product_attention(
+            q[b : b + 1], keys[None], values[None], attn_mask=seen[None], enable_gqa=True
+        )
+        torch.testing.assert_close(got[b], want[0].transpose(0, 1))

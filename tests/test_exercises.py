@@ -1,6 +1,7 @@
 import pytest
 
 from kvlab import exercises
+from kvlab.forward import Observer
 
 CHECKS = [
     exercises.check_rows,
@@ -9,6 +10,12 @@ CHECKS = [
     exercises.check_shared,
     exercises.check_first_difference,
     exercises.check_judge,
+    exercises.check_foreign,
+    exercises.check_watch,
+    exercises.check_distance,
+    exercises.check_threshold,
+    exercises.check_saved,
+    exercises.check_write,
 ]
 
 
@@ -19,6 +26,17 @@ def test_an_open_exercise_is_called_open(check, capsys):
 
     assert check(stub) is False
     assert "still open" in capsys.readouterr().out
+
+
+def copy_without_leaving(table, count, index, free):
+    table[index] = free.pop()
+    count[table[index]] = 1
+
+
+def copy_always(table, count, index, free):
+    count[table[index]] -= 1
+    table[index] = free.pop() if free else 99
+    count[table[index]] = 1
 
 
 @pytest.mark.parametrize(
@@ -58,8 +76,57 @@ def test_an_open_exercise_is_called_open(check, capsys):
             ),
             "no excuse",
         ),
+        (
+            exercises.check_foreign,
+            lambda owners, request, generation: [o is None or o.request != request for o in owners],
+            "generation",
+        ),
+        (
+            exercises.check_foreign,
+            lambda owners, request, generation: [
+                o is not None and o[:2] != (request, generation) for o in owners
+            ],
+            "nobody",
+        ),
+        (
+            exercises.check_distance,
+            lambda one, other: float((one[-3:] - other[-3:]).abs().sum()),
+            "half",
+        ),
+        (
+            exercises.check_distance,
+            lambda one, other: float((one[:3] - other[:3]).abs().sum() / 2),
+            "newest",
+        ),
+        (exercises.check_threshold, lambda clean, share: max(clean), "higher than it needs"),
+        (exercises.check_threshold, lambda clean, share: sum(clean) / len(clean), "lie above"),
+        (exercises.check_saved, lambda n, p, u: p / (p + u), "n - 1"),
+        (exercises.check_saved, lambda n, p, u: (n - 1) / n, "private rows"),
+        (exercises.check_write, lambda table, count, index, free: None, "copy first"),
+        (exercises.check_write, copy_without_leaving, "lower its count"),
+        (exercises.check_write, copy_always, "without a copy"),
     ],
 )
 def test_a_typical_mistake_is_named(check, mistake, hint, capsys):
     assert check(mistake) is False
     assert hint in capsys.readouterr().out
+
+
+class Numbering(Observer):
+    """Counts generated tokens from 0, or sees nothing at all."""
+
+    def __init__(self, seen, first):
+        self.seen, self.first, self.found = seen, first, []
+
+    def after(self, forward):
+        for ran, lease in zip(forward.runs, forward.leases, strict=True):
+            if self.seen and any(lease.foreign()):
+                self.found.append((ran.request.id, len(ran.steps) - 1 + self.first))
+
+
+def test_the_watching_observer_is_told_what_it_missed(capsys):
+    assert exercises.check_watch(lambda: Numbering(True, 1))
+    assert not exercises.check_watch(lambda: Numbering(True, 0))
+    assert "from 1" in capsys.readouterr().out
+    assert not exercises.check_watch(lambda: Numbering(False, 1))
+    assert "ask its lease" in capsys.readouterr().out

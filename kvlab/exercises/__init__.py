@@ -3,6 +3,7 @@
 from kvlab.exercises.attention import check_distance, check_foreign, check_threshold, check_watch
 from kvlab.exercises.cache import check_megabytes, check_rows, check_shared, check_step
 from kvlab.exercises.experiment import check_first_difference, check_judge
+from kvlab.exercises.pools import check_saved, check_write
 
 __all__ = [
     "check_distance",
@@ -11,8 +12,10 @@ __all__ = [
     "check_judge",
     "check_megabytes",
     "check_rows",
+    "check_saved",
     "check_shared",
     "check_step",
     "check_threshold",
     "check_watch",
+    "check_write",
 ]

@@ -17,23 +17,29 @@ from kvlab.plots.fingerprints import (
 )
 from kvlab.plots.lab import Panel, lab_scene, side_by_side, step_detail
 from kvlab.plots.style import save, use_style
+from kvlab.plots.tiers import block_holders, blocks, lookup_times, memory_saved, sweep
 
 __all__ = [
     "Panel",
     "answer_strips",
     "attention_by_layer",
     "attention_pair",
+    "block_holders",
+    "blocks",
     "first_wrong_token",
     "kv_heatmap",
     "lab_scene",
     "layers_by_difference",
+    "lookup_times",
     "memory_curves",
+    "memory_saved",
     "prefix_positions",
     "roc_curves",
     "save",
     "side_by_side",
     "slots",
     "step_detail",
+    "sweep",
     "use_style",
     "verdict_grid",
     "when_fired",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvlab.pools.blocks import BlockArena
@@ -143,6 +143,22 @@ class PrefixTree:
             found += node.children.values()
             queue += node.children.values()
         return found
+
+    def lines(self, text: Callable[[Sequence[int]], str]) -> list[str]:
+        """The tree as indented lines: text and blocks of every node."""
+
+        def below(node: Node, depth: int) -> list[str]:
+            own = f"{'    ' * depth}{text(node.tokens)}  {node.blocks}"
+            return [own, *(x for c in node.children.values() for x in below(c, depth + 1))]
+
+        return [
+            line
+            for context, root in self.roots.items()
+            for line in [
+                str(dict(context)) if context else "(no context)",
+                *(x for c in root.children.values() for x in below(c, 1)),
+            ]
+        ]
 
     @property
     def evictable(self) -> int:

@@ -49,7 +49,7 @@ def test_every_order_and_batch_gives_the_tokens_of_the_recompute(
     runs = run(tiny, MIXED, pool, order, batch)
     assert tokens(runs) == references
     hits = [runs[r.id].num_cached_tokens for r in MIXED]
-    assert (max(hits) >= len(PREFIX)) == share
+    assert (max(hits) >= 16) == share  # full blocks at least
     pool.check()
 
 

@@ -1,0 +1,81 @@
+"""Sizes, memory and the benchmark's command line, on small numbers."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlab import bench
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ci"))
+
+
+def test_requests_have_the_sizes_that_were_asked_for(bundled):
+    made = bench.requests_of(bundled, 3, 40, 32, 9)
+    assert {r.rows_needed for r in made} == {72}
+    assert len({r.tokens[:40] for r in made}) == 1
+    assert len({r.tokens for r in made}) == 3
+
+
+def test_too_few_private_rows_are_refused(bundled):
+    with pytest.raises(ValueError, match="too few"):
+        bench.requests_of(bundled, 3, 40, 8, 9)
+
+
+@pytest.mark.parametrize(("n", "prefix", "private"), [(1, 64, 32), (4, 64, 32), (16, 512, 64)])
+def test_the_smallest_pool_saves_what_the_formula_says(n, prefix, private):
+    shared = bench.smallest_pool(n, prefix, private, share=True)
+    alone = bench.smallest_pool(n, prefix, private, share=False)
+    saved = bench.saved_by_formula(n, prefix, private)
+    assert 1 - shared / alone == pytest.approx(saved, abs=1e-9)
+    assert alone == n * (prefix + private) // 16
+
+
+@pytest.mark.parametrize(("prefix", "private"), [(37, 20), (100, 30)])
+def test_off_the_block_border_a_block_a_request_is_the_price(prefix, private):
+    shared = bench.smallest_pool(4, prefix, private, share=True)
+    assert shared <= -(-prefix // 16) + 4 * (-(-private // 16) + 1)
+
+
+def test_shared_and_private_give_the_same_tokens_and_share_only_where_asked(bundled):
+    requests = bench.requests_of(bundled, 3, 40, 24, 5)
+    shared = bench.serve(bundled, requests, bench.pool_of(bundled, requests, True))
+    alone = bench.serve(bundled, requests, bench.pool_of(bundled, requests, False))
+    assert shared.tokens == alone.tokens
+    assert [r.num_cached_tokens for r in shared.runs.values()] == [0, 32, 32]
+    assert not any(r.num_cached_tokens for r in alone.runs.values())
+    assert shared.scratch == 0 or shared.scratch < shared.resident
+    assert shared.first_tokens == sorted(shared.first_tokens)
+
+
+def test_the_benchmark_writes_all_figures(tmp_path):
+    import bench as command
+
+    path = tmp_path / "figures.json"
+    sizes = ["--requests=3", "--prefix=48", "--private=32", "--new-tokens=5", "--rounds=1"]
+    assert command.main([*sizes, "--json", str(path)]) == 0
+    figures = json.loads(path.read_text())
+    assert figures["outputs_equal"] is True
+    for name in (
+        "memory_saved_resident",
+        "memory_saved_peak",
+        "ttft_mean_saved",
+        "decode_speedup_shared_prefix",
+        "decode_speedup_vs_private_slots",
+        "single_decode_ratio_vs_dynamic",
+        "ttft_ratio_vs_continuous_batching",
+    ):
+        assert isinstance(figures[name], float)
+    assert figures["memory_saved_resident"] == pytest.approx(bench.saved_by_formula(3, 48, 32))
+
+
+def test_bad_sizes_and_a_missing_folder_are_refused_before_anything_runs(tmp_path, capsys):
+    import bench as command
+
+    with pytest.raises(SystemExit):
+        command.main(["--json", str(tmp_path / "no" / "x.json")])
+    assert "there is no folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["--private=4", "--rounds=1"])
+    assert "too few" in capsys.readouterr().err
