@@ -89,17 +89,15 @@ def shared_prefix_attention(
 ) -> Float[Tensor, "B Q H D"]:
     """Attention over [prefix, own rows], every prefix read once for all its readers.
 
-    The same function as attention over the gathered rows, computed in another order. A decode step
-    takes one softmax over both parts. Many new tokens would make that a large table of scores, so
-    the two parts are then computed apart and merged by their log-sum-exp (Hydragen, arXiv
-    2402.05099).
+    The same function as attention over the gathered rows, computed in another order: on a CPU the
+    two parts apart, merged by their log-sum-exp (Hydragen, arXiv 2402.05099); on other devices,
+    whose kernels keep that number to themselves, under one softmax over both parts.
     """
     batch, heads, queries, dim = query.shape
     kv_heads = key.shape[1]
     q = query.reshape(batch, kv_heads, heads // kv_heads * queries, dim)
     mask = mask.repeat(1, 1, heads // kv_heads, 1) if queries > 1 else mask
-    apart = queries > 1 and query.device.type == "cpu"
-    attend = _merged if apart else _one_softmax
+    attend = _merged if query.device.type == "cpu" else _one_softmax
     return attend(q, key, value, mask, scale, groups).view(query.shape).transpose(1, 2)
 
 
@@ -146,13 +144,15 @@ def _merged(
     q: Float[Tensor, "B G R D"],
     key: Float[Tensor, "B G T D"],
     value: Float[Tensor, "B G T D"],
-    mask: Bool[Tensor, "B 1 R T"],
+    mask: Bool[Tensor, "B 1 _ T"],
     scale: float,
     groups: Sequence[PrefixGroup],
 ) -> Float[Tensor, "B G R D"]:
+    # No table of scores is made, and the keys are read in place, strided as they are.
     batch, kv_heads, lines, dim = q.shape
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+    bias = bias.expand(-1, -1, lines, -1)
     out, own = flash(q, key, value, 0.0, False, attn_mask=bias, scale=scale)
     for group in groups:
         rows, n = _readers(group, batch), len(group.rows)

@@ -238,6 +238,16 @@ class Experiment:
         return rows
 
 
+def share_tolerance(experiments: Sequence[Experiment]) -> None:
+    """One tolerance for all experiments of a model: the largest that any of them shows.
+
+    Rounding depends on the processor and on the shapes; one experiment alone sees too few of them.
+    """
+    largest = max(e.measured_tolerance() for e in experiments)
+    for experiment in experiments:
+        experiment.tolerance = largest
+
+
 def matrix(
     models: Sequence[LoadedModel],
     languages: Sequence[str] = ("zh", "en"),
@@ -262,11 +272,8 @@ def matrix(
         for language in languages
         for form in forms
     ]
-    for model in models:  # one tolerance for each dtype: the largest that any of its runs shows
-        mine = [e for e in experiments if e.loaded is model]
-        largest = max(e.measured_tolerance() for e in mine)
-        for experiment in mine:
-            experiment.tolerance = largest
+    for model in models:
+        share_tolerance([e for e in experiments if e.loaded is model])
     work = [
         (e, batch, arm, pair)
         for e in experiments

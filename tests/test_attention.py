@@ -5,6 +5,7 @@ import torch
 from conftest import prompt, tiny_llama
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kvlab import attention
 from kvlab.attention import PrefixGroup, shared_prefix_attention, use_kvlab_attention
 from kvlab.observe import AttentionProbe
 from kvlab.pools import PrivatePool
@@ -96,7 +97,9 @@ def test_recorded_attention_is_that_of_the_eager_implementation(kv_heads):
 @pytest.mark.parametrize("queries", [1, 5])
 @pytest.mark.parametrize("heads", [4, 8])
 @pytest.mark.parametrize("layout", ["one group", "two groups and one alone", "reordered"])
-def test_a_prefix_read_once_is_attention_over_all_rows(queries, heads, layout):
+@pytest.mark.parametrize("way", ["_merged", "_one_softmax"])
+def test_a_prefix_read_once_is_attention_over_all_rows(queries, heads, layout, way, monkeypatch):
+    monkeypatch.setattr(attention, "_merged", getattr(attention, way))
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape):

@@ -2,13 +2,21 @@ import pytest
 from conftest import tiny_llama
 
 from kvlab.models import LoadedModel
-from kvlab.passphrase import ARMS, PAIRS, Experiment, build_requests, matrix
+from kvlab.passphrase import ARMS, PAIRS, Experiment, build_requests, matrix, share_tolerance
 from kvlab.prompts import LANGUAGES
 
 
-@pytest.fixture(scope="module", params=["zh", "en"])
-def experiment(request, bundled) -> Experiment:
-    return Experiment(bundled, LANGUAGES[request.param])
+@pytest.fixture(scope="module")
+def experiments(bundled) -> dict[str, Experiment]:
+    """In both languages, with one tolerance, as the whole experiment has it."""
+    made = {name: Experiment(bundled, LANGUAGES[name]) for name in ("zh", "en")}
+    share_tolerance(list(made.values()))
+    return made
+
+
+@pytest.fixture(params=["zh", "en"])
+def experiment(request, experiments) -> Experiment:
+    return experiments[request.param]
 
 
 def answer(experiment, name):
