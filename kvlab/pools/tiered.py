@@ -16,7 +16,7 @@ from kvlab.pools.blocks import BlockArena
 from kvlab.pools.contract import Lease, Owner, PoolFull
 from kvlab.pools.radix import PrefixTree
 from kvlab.pools.store import kv_shape
-from kvlab.pools.tiered_batch import TieredBatch, write_rows
+from kvlab.pools.tiered_batch import TieredBatch, check_heads, write_rows
 from kvlab.request import Request
 
 Rows = tuple[Float[Tensor, "1 G T D"], Float[Tensor, "1 G T D"]]
@@ -54,6 +54,14 @@ class TieredLease:
         """Arena rows of this request's rows `start` to `end - 1`."""
         size = self.pool.arena.block_size
         return [self.table[r // size] * size + r % size for r in range(start, end)]
+
+    def first_row(self, end: int) -> int | None:
+        """Arena row of row 0, if all rows up to `end` lie side by side."""
+        size = self.pool.arena.block_size
+        blocks = self.table[: -(-end // size)]
+        if blocks != list(range(blocks[0], blocks[0] + len(blocks))):
+            return None
+        return blocks[0] * size
 
     def announce(self, tokens: list[int]) -> None:
         """Say which tokens the next forward pass writes, for the record of owners."""
@@ -119,21 +127,23 @@ class TieredLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Rows:
         """Write the new rows; return all rows, as a view where the blocks are neighbours."""
-        lease, count = self.lease, key_states.shape[2]
+        lease, count, arena = self.lease, key_states.shape[2], self.lease.pool.arena
+        check_heads(arena, key_states)
         if self.layer == 0:
             lease.prepare(count)
         start = lease.counter[self.layer]
-        rows = lease.rows(0, start + count)
-        arena = lease.pool.arena
-        write_rows(arena, self.layer, torch.tensor(rows[start:]), key_states, value_states)
+        end = start + count
+        first = lease.first_row(end)
+        if first is None:
+            rows = torch.tensor(lease.rows(0, end))
+            write_rows(arena, self.layer, rows[start:], key_states, value_states)
+            key, value = lease.pool.scratch.gather(arena, self.layer, rows)
+        else:
+            key = arena.key[self.layer, :, first : first + end]
+            value = arena.value[self.layer, :, first : first + end]
+            key[:, start:] = key_states[0].detach()
+            value[:, start:] = value_states[0].detach()
         lease.advance(self.layer, count)
-        first, last = rows[0], rows[-1] + 1
-        if last - first == len(rows) and rows == list(range(first, last)):
-            return (
-                arena.key[self.layer, :, first:last][None],
-                arena.value[self.layer, :, first:last][None],
-            )
-        key, value = lease.pool.scratch.gather(arena, self.layer, torch.tensor(rows))
         return key[None], value[None]
 
     def get_seq_length(self) -> int:

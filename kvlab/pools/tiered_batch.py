@@ -19,6 +19,20 @@ if TYPE_CHECKING:
     from kvlab.pools.tiered import Scratch, TieredLease
 
 
+def check_heads(arena: BlockArena, key: Float[Tensor, "B G Q D"]) -> None:
+    """Refuse rows of another shape, which an assignment might spread over all heads.
+
+    Raises:
+        ValueError: Other heads, or another head dim, than the pool holds.
+    """
+    heads, _, dim = arena.key.shape[1:]
+    if key.shape[1] != heads or key.shape[3] != dim:
+        raise ValueError(
+            f"the pool holds {heads} key/value heads of dimension {dim}, got {key.shape[1]} of "
+            f"dimension {key.shape[3]}"
+        )
+
+
 def write_rows(
     arena: BlockArena,
     layer: int,
@@ -27,12 +41,8 @@ def write_rows(
     value: Float[Tensor, "B G Q D"],
 ) -> None:
     """Write `B * Q` new rows of a layer to their places."""
-    heads, _, dim = arena.key[layer].shape
-    if key.shape[1] != heads or key.shape[3] != dim:
-        raise ValueError(
-            f"the pool holds {heads} key/value heads of dimension {dim}, got {key.shape[1]} of "
-            f"dimension {key.shape[3]}"
-        )
+    check_heads(arena, key)
+    heads, _, dim = arena.key.shape[1:]
     rows = rows.to(arena.key.device)
     for memory, new in ((arena.key, key), (arena.value, value)):
         new = new.detach()  # rows outlive the pass, so they must not hold its graph

@@ -213,6 +213,16 @@ def test_half_precision_works_too():
         assert same[0]
 
 
+def test_rows_of_another_shape_are_refused_before_they_are_written():
+    pool = TieredCachePool(4, 1, 2, 3)
+    lease = pool.admit(Request("a", (1, 2), 1))
+    for heads, dim in ((1, 3), (2, 1)):
+        with pytest.raises(ValueError, match="2 key/value heads of dimension 3"):
+            lease.cache.update(*[torch.ones(1, heads, 2, dim)] * 2, 0)
+    assert lease.length == 0
+    assert not pool.arena.key.any()
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Admit, extend, branch, abort and evict against lists of tokens: the rows must be theirs.
 
