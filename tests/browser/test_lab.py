@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +22,34 @@ NOTEBOOK = ROOT / "notebooks" / "04_slot_collision_lab.ipynb"
 sys.path.insert(0, str(ROOT / "ci"))
 
 import export  # noqa: E402
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium. Without one the tests are skipped, unless REQUIRE_BROWSER=1 forbids it."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        reason = "no Chromium on this machine (Debian: apt-get install chromium)"
+        if os.environ.get("REQUIRE_BROWSER") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
 
 # A asks for 1+1 and B for 2+2: the second digit of an answer says whose question it is.
 OF_A, OF_B = re.compile("你问1加1.*是2"), re.compile("你问2加2.*是4")
