@@ -36,7 +36,7 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="session")
 def browser():
-    """A headless Chromium. Without one the tests are skipped, unless REQUIRE_BROWSER=1 forbids it."""
+    """Headless Chromium; without one the tests are skipped, or fail under REQUIRE_BROWSER=1."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
         reason = "no Chromium on this machine (Debian: apt-get install chromium)"
