@@ -121,10 +121,10 @@ def single_step(loaded: LoadedModel, request: Request, pool: Any) -> float:
     return statistics.median(s.seconds for s in ran.steps[1:])
 
 
-def same_as_recompute(loaded: LoadedModel, requests: list[Request], share: bool = True) -> bool:
+def same_as_recompute(loaded: LoadedModel, requests: list[Request]) -> bool:
     """Whether each request, asked until its end token, gets the tokens of the cold recompute."""
     asked = [replace(r, stop_tokens=loaded.stop_tokens) for r in requests]
-    served = bench.serve(loaded, asked, bench.pool_of(loaded, asked, share))
+    served = bench.serve(loaded, asked, bench.pool_of(loaded, asked, True))
     return all(recompute(loaded.model, r).tokens == served.runs[r.id].tokens for r in asked)
 
 
@@ -135,6 +135,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     requests = bench.requests_of(loaded, n, prefix, private, options.new_tokens)
     bench.warm(loaded, requests)
     seen: dict[str, list[Any]] = defaultdict(list)
+    scratch: dict[str, int] = {}
     for _ in range(options.rounds):
         shared = bench.serve(loaded, requests, bench.pool_of(loaded, requests, True))
         dynamic = transformers_step(loaded, requests, static=False)
@@ -147,10 +148,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         )
         static = transformers_step(loaded, requests, static=True)
         others = continuous_batching(options.model, requests)
-        singles = [
-            bench.one_by_one(loaded, requests, bench.pool_of(loaded, requests, share))
-            for share in (True, False)
-        ]
+        singles = bench.one_by_one(loaded, requests, bench.pool_of(loaded, requests, True))
+        # Without a hit, prompts are computed one by one anyway.
+        privately = [r.time_to_first_token for r in alone.runs.values()]
         mean = statistics.mean
         seen["outputs_equal"].append(shared.tokens == alone.tokens == gathered.tokens)
         seen["decode_speedup_vs_private_slots"].append(alone.step / shared.step)
@@ -158,27 +158,43 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         seen["decode_speedup_vs_static"].append(static / shared.step)
         seen["decode_over_floor"].append(shared.step / floor_step(loaded, n))
         seen["ttft_mean_saved"].append(1 - mean(shared.first_tokens) / mean(alone.first_tokens))
-        seen["ttft_mean_saved_one_by_one"].append(1 - mean(singles[0]) / mean(singles[1]))
+        seen["ttft_mean_saved_one_by_one"].append(1 - mean(singles) / mean(privately))
         seen["ttft_ratio_vs_continuous_batching"].append(mean(shared.first_tokens) / mean(others))
         pool = TieredCachePool.for_model(loaded.model.config, -(-requests[0].rows_needed // 16))
         ours = single_step(loaded, requests[0], pool)
         theirs = single_step(loaded, requests[0], PrivatePool(loaded.model.config))
         seen["single_decode_ratio_vs_dynamic"].append(ours / theirs)
-        size = shared.resident / shared_blocks(requests)
-        tiers = bench.smallest_pool(n, prefix, private, share=True) * size
-        slots = bench.smallest_pool(n, prefix, private, share=False) * size
-        seen["memory_saved_resident"].append(1 - tiers / slots)
-        seen["memory_saved_peak"].append(1 - (tiers + shared.scratch) / slots)
-        seen["memory_saved_peak_gathered"].append(1 - (tiers + gathered.scratch) / slots)
+        scratch["shared"], scratch["gathered"] = shared.scratch, gathered.scratch
     if not options.allocator_only:
+        seen |= memory_saved(loaded, requests, prefix, private, scratch)
         seen["outputs_equal"].append(same_as_recompute(loaded, requests))
         seen["decode_speedup_shared_prefix_mmap_raised"] = raised_thresholds(options)
     return dict(seen)
 
 
-def shared_blocks(requests: list[Request]) -> int:
-    """Blocks of the pool that `bench.pool_of` makes."""
-    return sum(-(-r.rows_needed // 16) for r in requests)
+def memory_saved(
+    loaded: LoadedModel,
+    requests: list[Request],
+    prefix: int,
+    private: int,
+    scratch: dict[str, int],
+) -> dict[str, list[float]]:
+    """What the smallest pool with sharing saves of the smallest one without; no time is involved.
+
+    Args:
+        scratch: Bytes of the largest gather, "shared" and "gathered".
+    """
+    arena = bench.pool_of(loaded, requests, True).arena
+    block = arena.nbytes / arena.num_blocks
+    tiers, slots = (
+        bench.smallest_pool(len(requests), prefix, private, share) * block
+        for share in (True, False)
+    )
+    return {
+        "memory_saved_resident": [1 - tiers / slots],
+        "memory_saved_peak": [1 - (tiers + scratch["shared"]) / slots],
+        "memory_saved_peak_gathered": [1 - (tiers + scratch["gathered"]) / slots],
+    }
 
 
 def raised_thresholds(options: argparse.Namespace) -> list[float]:

@@ -7,10 +7,10 @@ values that a layer reads and, if it wants them, the weights, which are then com
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,18 +33,22 @@ class Watcher(Protocol):
     def attends(self, weights: Float[Tensor, "B H Q T"]) -> None: ...
 
 
-# A context variable, since not every model family hands extra keywords down to this function.
-_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
-
-
 @contextmanager
-def watched_by(watcher: Watcher | None) -> Iterator[None]:
-    """Report every attention call inside the block to `watcher`; `None` watches nothing."""
-    token = _watcher.set(watcher)
+def _handed(variable: ContextVar[Any], value: object) -> Iterator[None]:
+    """Set a context variable inside the block: not every model family hands keywords down here."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _watcher.reset(token)
+        variable.reset(token)
+
+
+_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+
+
+def watched_by(watcher: Watcher | None) -> AbstractContextManager[None]:
+    """Report every attention call inside the block to `watcher`; `None` watches nothing."""
+    return _handed(_watcher, watcher)
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,9 @@ class PrefixPlan(Protocol):
 _plan: ContextVar[PrefixPlan | None] = ContextVar("plan", default=None)
 
 
-@contextmanager
-def sharing_prefixes(plan: PrefixPlan | None) -> Iterator[None]:
+def sharing_prefixes(plan: PrefixPlan | None) -> AbstractContextManager[None]:
     """Let attention read the prefixes of `plan` once for all their readers."""
-    token = _plan.set(plan)
-    try:
-        yield
-    finally:
-        _plan.reset(token)
+    return _handed(_plan, plan)
 
 
 def shared_prefix_attention(

@@ -23,12 +23,12 @@ from kvlab.training.passwords import unseen_passphrase
 
 
 def requests_of(
-    loaded: LoadedModel, n: int, prefix: int, private: int, new_tokens: int, stop: bool = False
+    loaded: LoadedModel, n: int, prefix: int, private: int, new_tokens: int
 ) -> list[Request]:
     """`n` requests that share `prefix` tokens; each has `private` rows, generated ones included.
 
     The shared text is a system prompt with house rules. Each request has a passphrase of its own
-    in its private part and is asked for it at the end. With `stop` an answer ends at its end token.
+    in its private part and is asked for it at the end.
 
     Raises:
         ValueError: The private rows are too few for a question and its answer.
@@ -47,8 +47,7 @@ def requests_of(
     made = []
     for i, question in zip(range(n), (q for q in questions if len(q) <= room), strict=False):
         tail = (*rules[i : i + room - len(question)], *question)
-        stops = loaded.stop_tokens if stop else ()
-        made.append(Request(f"r{i}", (*shared, *tail), new_tokens, stops))
+        made.append(Request(f"r{i}", (*shared, *tail), new_tokens))
     if len(made) < n:
         raise ValueError(f"{private} private rows are too few for {new_tokens} new tokens")
     return made
@@ -60,7 +59,12 @@ def saved_by_formula(n: int, prefix: int, private: int) -> float:
 
 
 def blocks_in_use(
-    n: int, prefix: int, private: int, share: bool, block_size: int = 16, num_blocks: int = 10**4
+    n: int,
+    prefix: int,
+    private: int,
+    share: bool,
+    block_size: int = 16,
+    num_blocks: int | None = None,
 ) -> int:
     """Blocks that `n` requests hold together, each admitted when the one before has its prompt.
 
@@ -69,6 +73,8 @@ def blocks_in_use(
     Raises:
         PoolFull: `num_blocks` are too few.
     """
+    if num_blocks is None:  # enough even where nothing is shared
+        num_blocks = n * -(-(prefix + private) // block_size)
     pool = TieredCachePool(num_blocks, 1, 1, 1, block_size, share=share)
     for i in range(n):
         # Half of the private rows belong to the prompt.
@@ -97,13 +103,12 @@ class Served:
     Attributes:
         first_tokens: Seconds from the arrival of all to the first token of each.
         step: Median seconds of a decode step of the whole batch.
-        resident, scratch: Bytes of the pool, and of its largest gather.
+        scratch: Bytes of the pool's largest gather.
     """
 
     runs: dict[str, Run]
     first_tokens: list[float]
     step: float
-    resident: int
     scratch: int
 
     @property
@@ -135,13 +140,11 @@ def serve(
     runs = run(loaded.model, requests, pool, "round_robin", len(requests), observers)
     first = [r.steps[0].ended - began for r in runs.values()]
     steps = [s.seconds for s in next(iter(runs.values())).steps[1:]]
-    arena = getattr(pool, "arena", None)
     scratch = getattr(pool, "scratch", None)
     return Served(
         runs,
         first,
         statistics.median(steps) if steps else float("nan"),
-        arena.nbytes if arena else 0,
         scratch.nbytes if scratch else 0,
     )
 

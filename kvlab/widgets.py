@@ -1,11 +1,10 @@
-"""Controls for notebooks: a switch between prepared pictures, and the memory calculator."""
+"""What widgets of notebooks are made of, and the memory calculator."""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
-from collections.abc import Mapping
 
 import ipywidgets as W
 import matplotlib.pyplot as plt
@@ -50,17 +49,6 @@ def figure_html(figure: Figure, alt: str) -> str:
     """A figure as an `<img>` with alternative text; the figure is closed."""
     data = base64.b64encode(figure_png(figure)).decode()
     return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
-
-
-def switch(states: Mapping[str, Figure], alt: str) -> W.VBox:
-    """Buttons that show one of several prepared figures; works without a kernel."""
-    pick = W.ToggleButtons(options=list(states), index=0)
-    pages = [W.HTML(figure_html(f, f"{alt}: {name}")) for name, f in states.items()]
-    stack = W.Stack(pages, selected_index=0)
-    link = W.jslink((pick, "index"), (stack, "selected_index"))
-    box = W.VBox([pick, stack])
-    box.link = link  # keep it alive as long as the box
-    return box
 
 
 def memory_calculator() -> W.VBox:

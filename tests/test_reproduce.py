@@ -81,6 +81,24 @@ def test_accepting_writes_record_notebook_and_table_and_nothing_else_ever_does(h
     assert "token 2 differs from the record" in capsys.readouterr().err
 
 
+def test_accepting_one_notebook_keeps_what_the_others_have_recorded(house, capsys):
+    other = GOOD.replace("A1", "A2").replace("01_good", "02_other")
+    write(house, "02_other", other)
+    assert reproduce.main(["--accept"]) == 0
+    before = files(house)
+    write(house, "02_other", other.replace("[1, 2]", "[1, 3]"))
+    assert reproduce.main(["--accept", "--only", "02"]) == 0
+    after = files(house)
+    assert after["notebooks/01_good.ipynb"] == before["notebooks/01_good.ipynb"]
+    one, two = (json.loads(x["ci/record.json"]) for x in (before, after))
+    assert two["01_good"] == one["01_good"]
+    assert two["02_other"] != one["02_other"]
+    assert "| A1 |" in after["README.md"].decode()
+    assert "| A2 |" in after["README.md"].decode()
+    capsys.readouterr()
+    assert reproduce.main([]) == 0
+
+
 def test_a_fast_run_is_not_compared_and_says_so(house, capsys):
     assert reproduce.main(["--fast"]) == 0
     assert "Nothing was compared" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from kvlab.lab.page import answers, panel, picture, picture_alt
 from kvlab.lab.scene import PRESETS, SLOT_ROWS, STATES, Scene, play, preset
 from kvlab.models import LoadedModel
 from kvlab.request import Request
-from kvlab.widgets import chinese_font, figure_html, figure_png
+from kvlab.widgets import chinese_font, figure_html
 
 OWN = "your own text"
 NEW_TOKENS = 24
@@ -117,9 +117,9 @@ class SlotLab:
         style = {"description_width": "110px"}
 
         def choice(name: str, count: int) -> W.Dropdown:
-            every = [(f"all, the strongest {name}", None)]
-            options = every + [(f"{name} {i}", i) for i in range(count)]
-            return W.Dropdown(options=options, value=None, description=name, style=style)
+            # None as a value would mean that nothing is chosen, and show an empty menu.
+            options = [f"all, the strongest {name}", *(f"{name} {i}" for i in range(count))]
+            return W.Dropdown(options=options, index=0, description=name, style=style)
 
         self.reader = W.ToggleButtons(
             options=["first request", "second request"],
@@ -130,7 +130,7 @@ class SlotLab:
         self.layer = choice("layer", config.num_hidden_layers)
         self.head = choice("head", config.num_attention_heads)
         self.step = W.IntSlider(2, 1, 2, description="token", style=style, continuous_update=False)
-        self.detail = W.VBox([W.Image(format="png"), W.HTML()])
+        self.detail = W.HTML()
         self.closer = W.VBox([self.reader, W.HBox([self.layer, self.head]), self.step, self.detail])
         for control in (self.preset, self.state, self.reader, self.layer, self.head, self.step):
             control.observe(self._show_detail, "value")
@@ -143,21 +143,20 @@ class SlotLab:
         name = scene.names[self.reader.index]
         self.step.max = len(scene.probe.steps[name])
         step = min(self.step.value, self.step.max)
-        shown = panel(scene, name, self.layer.value, self.head.value, step)
-        image, note = self.detail.children
-        image.value = figure_png(plots.step_detail(shown, step, scene.names))
+        layer, head = ((c.index - 1 if c.index else None) for c in (self.layer, self.head))
+        shown = panel(scene, name, layer, head, step)
         kept = scene.probe.steps[name][step - 1]
         mass = kept.foreign_mass
         foreign = sum(kept.foreign or [])
         said = f"{name}, token {step}: {foreign} of {len(kept.foreign or [])} rows are foreign"
         if mass is not None:
-            chosen = (
-                mass if self.layer.value is None else mass[self.layer.value : self.layer.value + 1]
-            )
-            chosen = chosen if self.head.value is None else chosen[:, self.head.value]
+            chosen = mass if layer is None else mass[layer : layer + 1]
+            chosen = chosen if head is None else chosen[:, head]
             said += f", with {chosen.max():.0%} of its attention at most"
-        image.layout.max_width = "100%"
-        note.value = f'<p role="group" aria-label="closer look">{said}.</p>'
+        self.detail.value = (
+            figure_html(plots.step_detail(shown, step, scene.names), f"Attention of {said}")
+            + f'<p role="group" aria-label="closer look">{said}.</p>'
+        )
 
     # Free text.
 

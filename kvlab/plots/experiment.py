@@ -12,7 +12,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from kvlab.plots.style import BLUE, GREEN, ORANGE, PURPLE, VERDICT_STYLE
+from kvlab.plots.style import ORANGE, VERDICT_STYLE, owner_colours, owner_hatches
 
 
 def slots(pool_owners: Sequence[Sequence[tuple[str, str] | None]], title: str) -> Figure:
@@ -21,8 +21,7 @@ def slots(pool_owners: Sequence[Sequence[tuple[str, str] | None]], title: str) -
     widest = max(map(len, pool_owners))
     figure, axis = plt.subplots(figsize=(max(7, 0.25 * widest), height), layout="constrained")
     names = sorted({o[0] for slot in pool_owners for o in slot if o})
-    colours = dict(zip(names, (BLUE, ORANGE, GREEN, PURPLE), strict=False))
-    hatches = dict(zip(names, ("", "///", "...", "xxx"), strict=False))
+    colours, hatches = owner_colours(names), owner_hatches(names)
     for y, slot in enumerate(pool_owners):
         for x, owner in enumerate(slot):
             face = colours[owner[0]] if owner else "white"

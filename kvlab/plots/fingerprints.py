@@ -72,11 +72,7 @@ STYLES = (
 )
 
 
-def roc_curves(
-    panels: Mapping[
-        str, Mapping[str, tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"], float]]
-    ],
-) -> Figure:
+def roc_curves(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
     """Receiver operating characteristics, one panel for each question that is asked of the scores.
 
     Args:
@@ -85,23 +81,13 @@ def roc_curves(
     figure, axes = plt.subplots(
         1, len(panels), figsize=(5 * len(panels), 4.6), layout="constrained"
     )
-    styles = [
-        (BLUE, "-"),
-        (ORANGE, "--"),
-        (GREEN, "-"),
-        (PURPLE, "--"),
-        ("black", ":"),
-        (GREY, "-."),
-    ]
     for axis, (title, curves) in zip(np.atleast_1d(axes), panels.items(), strict=True):
-        for (name, (false, true, area)), (colour, line) in zip(
-            curves.items(), styles, strict=False
-        ):
+        for (name, curve), (colour, line) in zip(curves.items(), STYLES, strict=False):
+            false, true, area = curve
             axis.plot(false, true, color=colour, ls=line, label=f"{name} ({area:.2f})")
         axis.plot([0, 1], [0, 1], color="#CCCCCC", lw=1)
-        axis.set(
-            title=title, xlabel="false alarms", ylabel="found", xlim=(-0.02, 1), ylim=(0, 1.02)
-        )
+        axis.set(title=title, xlabel="false alarms", ylabel="found")
+        axis.set(xlim=(-0.02, 1), ylim=(0, 1.02))
         axis.legend(frameon=False, loc="lower right", fontsize=8, title="statistic (area)")
         sns.despine(ax=axis)
     return figure

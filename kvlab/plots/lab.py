@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from kvlab.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE
+from kvlab.plots.style import GREY, owner_colours, owner_hatches
 
 STRIP = 1.6
 """Height of the owner strip, in rows of the heatmap."""
@@ -38,11 +38,6 @@ class Panel:
     owners: Sequence[str | None]
     foreign: Sequence[bool]
     marks: Mapping[int, str]
-
-
-def owner_colours(names: Sequence[str]) -> dict[str, str]:
-    """One colour for each owner, in order of arrival."""
-    return dict(zip(dict.fromkeys(names), (BLUE, ORANGE, GREEN, PURPLE), strict=False))
 
 
 def tick_labels(axis: Axes, labels: Sequence[str], which: Literal["x", "y"]) -> None:
@@ -99,7 +94,7 @@ def timeline(
     axis: Axes, writes: Sequence[tuple[int, str, int, int]], colours: Mapping[str, str], title: str
 ) -> None:
     """Who wrote which rows of a slot when: `(turn, request, first row, number of rows)`."""
-    hatches = dict(zip(colours, ("", "////", "....", "xxxx"), strict=False))
+    hatches = owner_hatches(list(colours))
     for turn, request, start, count in writes:
         axis.add_patch(
             Rectangle(

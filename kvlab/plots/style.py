@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -42,6 +43,16 @@ def use_style() -> None:
 
 
 use_style()
+
+
+def owner_colours(names: Sequence[str]) -> dict[str, str]:
+    """One colour for each owner, in the order given."""
+    return dict(zip(dict.fromkeys(names), (BLUE, ORANGE, GREEN, PURPLE), strict=False))
+
+
+def owner_hatches(names: Sequence[str]) -> dict[str, str]:
+    """One hatch for each owner, since colour alone must not tell them apart."""
+    return dict(zip(dict.fromkeys(names), ("", "///", "...", "xxx"), strict=False))
 
 
 def save(figure: Figure, name: str) -> None:

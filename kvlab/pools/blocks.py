@@ -11,6 +11,11 @@ from torch import Tensor
 from kvlab.pools.contract import Owner
 
 
+def are_neighbours(blocks: Sequence[int]) -> bool:
+    """Whether blocks lie side by side in this order, so that their rows are one view."""
+    return list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
+
+
 class BlockArena:
     """Keys and values of all blocks, `(L, G, N, D)` each, and how many holders a block has.
 
@@ -101,3 +106,29 @@ class BlockArena:
         self.key[:, :, b : b + rows] = self.key[:, :, a : a + rows]
         self.value[:, :, b : b + rows] = self.value[:, :, a : a + rows]
         self.owners[b : b + rows] = self.owners[a : a + rows]
+
+
+class Scratch:
+    """One layer's gathered keys and values; the next layer uses the same memory again."""
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now: the largest gather so far."""
+        return 0 if self._buffer is None else self._buffer.nbytes
+
+    def gather(
+        self, arena: BlockArena, layer: int, rows: Tensor
+    ) -> tuple[Float[Tensor, "G T D"], Float[Tensor, "G T D"]]:
+        """Copies of some rows of a layer, valid until the next gather."""
+        heads, _, dim = arena.key[layer].shape
+        size = 2 * heads * len(rows) * dim
+        if self._buffer is None or len(self._buffer) < size:
+            self._buffer = torch.empty(size, dtype=arena.key.dtype, device=arena.key.device)
+        both = self._buffer[:size].view(2, heads, len(rows), dim)
+        rows = rows.to(arena.key.device)
+        torch.index_select(arena.key[layer], 1, rows, out=both[0])
+        torch.index_select(arena.value[layer], 1, rows, out=both[1])
+        return both[0], both[1]

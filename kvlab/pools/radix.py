@@ -49,7 +49,8 @@ class PrefixTree:
         for node, common in self._walk(context, tokens):
             path.append(node)
             length = node.start + common
-            self._lay(table, node)
+            # A node's blocks lie over those of its ancestors: a fork may have copied one.
+            table[node.start // self.arena.block_size :] = node.blocks
         self._clock += 1
         for node in path:
             node.last_used = self._clock
@@ -72,11 +73,6 @@ class PrefixTree:
             if common < len(child.tokens):
                 return
             node = child
-
-    def _lay(self, table: list[int], node: Node) -> None:
-        """Lay the node's blocks over those of its ancestors."""
-        first = node.start // self.arena.block_size
-        table[first:] = node.blocks
 
     def insert(self, context: Context, tokens: Sequence[int], table: Sequence[int]) -> None:
         """Store `tokens`, whose rows lie in the blocks of `table`; what is known already stays."""

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import Cache
 
 from kvlab.attention import PrefixGroup
-from kvlab.pools.blocks import BlockArena
+from kvlab.pools.blocks import BlockArena, Scratch, are_neighbours
 
 if TYPE_CHECKING:
-    from kvlab.pools.tiered import Scratch, TieredLease
+    from kvlab.pools.tiered_lease import TieredLease
 
 
 def check_heads(arena: BlockArena, key: Float[Tensor, "B G Q D"]) -> None:
@@ -118,7 +118,7 @@ class TieredBatch(Cache):
         size, firsts = self.arena.block_size, []
         for lease, base, end in zip(self.leases, self.base, ends, strict=True):
             blocks = lease.table[base // size : -(-end // size)]
-            if blocks != list(range(blocks[0], blocks[0] + len(blocks))):
+            if not are_neighbours(blocks):
                 return None
             firsts.append(blocks[0] * size)
         steps = {b - a for a, b in itertools.pairwise(firsts)} or {size}
@@ -153,9 +153,8 @@ class TieredBatch(Cache):
         """The shared rows of one group, as a view where the blocks are neighbours."""
         size = self.arena.block_size
         keys, values = self.arena.key[layer], self.arena.value[layer]
-        first, count = blocks[0], len(blocks)
-        if blocks == list(range(first, first + count)):
-            rows = slice(first * size, (first + count) * size)
+        if are_neighbours(blocks):
+            rows = slice(blocks[0] * size, (blocks[-1] + 1) * size)
             return PrefixGroup(members, keys[:, rows], values[:, rows])
         index = torch.tensor([b * size + i for b in blocks for i in range(size)])
         index = index.to(keys.device)

@@ -22,14 +22,19 @@ def test_the_switch_is_linked_in_the_browser_to_pages_that_are_there_already(slo
 
 def test_the_closer_look_follows_layer_head_and_step(slot_lab):
     slot_lab.state.value = "same slot, overwritten"
-    image, note = slot_lab.detail.children
-    seen = image.value
-    slot_lab.layer.value = 2
+    assert slot_lab.layer.value == "all, the strongest layer"  # never an empty menu
+    seen = slot_lab.detail.value
+    slot_lab.layer.value = "layer 2"
     slot_lab.step.value = 4
-    assert image.value != seen
-    assert "D, token 4" in note.value
+    assert slot_lab.detail.value != seen
+    assert '<img alt="Attention of D, token 4' in slot_lab.detail.value
+    assert "D, token 4" in slot_lab.detail.value
     slot_lab.reader.index = 1
-    assert "E, token 4: 0 of" in note.value
+    assert "E, token 4: 0 of" in slot_lab.detail.value
+    slot_lab.head.value = "head 0"
+    whole = slot_lab.detail.value
+    slot_lab.head.value = "head 1"
+    assert slot_lab.detail.value != whole
     slot_lab.reader.index = 0
 
 

@@ -83,10 +83,6 @@ def test_shared_prefix_attention_differs_from_gathered_by_rounding_only(kv_heads
 
 def test_gathered_rows_give_the_bits_of_private_caches_of_the_same_shapes(tiny):
     """The prefix is computed once, by whoever came first; then every decode step is the same."""
-
-    class Watching(Observer):
-        sees = "reads"
-
     first = [Request("first", PREFIX, 1)]
     pool = pool_for(tiny)
     run(tiny, first, pool)
@@ -147,7 +143,6 @@ def test_an_abort_at_any_step_returns_every_block_once(tiny, references, at):
         pool.release(lease)
     with pytest.raises(RuntimeError, match="given back"):
         tiny(torch.tensor([[5]]), cache=lease.cache)
-    pool.tree.evict(60) if at == 0 else None
     assert tokens(run(tiny, MIXED, pool, "round_robin", 4)) == references
     pool.check()
 
