@@ -37,6 +37,7 @@ def run(
     order: Order = "serial",
     batch_size: int = 1,
     observers: Sequence[Observer] = (),
+    lock: bool = False,
 ) -> dict[str, Run]:
     """Serve all requests on one pool and return their runs by id.
 
@@ -48,6 +49,9 @@ def run(
             that pass the writes of a layer land in the order of the batch, all of them before the
             layer reads.
         observers: Who looks on: attention, ownership, checksums (see `kvlab.observe`).
+        lock: A global lock around every operation: whatever a pool leaves to be done later
+            (`settle`) is done before the next operation begins. The serial order waits for it at
+            the end of each request in any case.
 
     A request is admitted when its first turn comes; if the pool is full then, it waits for a
     release.
@@ -63,7 +67,7 @@ def run(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if order not in ("serial", "round_robin") and not isinstance(order, int):
         raise ValueError(f"unknown order {order!r}; use 'serial', 'round_robin' or a seed")
-    executor = _Executor(model, pool, observers)
+    executor = Executor(model, pool, observers, lock)
     runs = {r.id: Run(r) for r in requests}
     draw = random.Random(order if isinstance(order, int) else 0)
     waiting = list(runs.values())  # in turn order
@@ -78,24 +82,45 @@ def run(
             moved = executor.step(turn)
             if not moved and not executor.leases:
                 raise PoolFull(f"no room for request {turn[0].request.id!r} in an empty pool")
-            waiting = [r for r in waiting if not r.finished]
+            left = [r for r in waiting if not r.finished]
+            if order == "serial" and len(left) < len(waiting):
+                executor.settle()
+            waiting = left
     finally:
         executor.release_all()
     return runs
 
 
-class _Executor:
-    """Admits, steps and releases; knows nothing about who should come next."""
+class Executor:
+    """Admits, steps and releases; knows nothing about who should come next.
+
+    Args:
+        lock: Settle the pool after every operation.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, pool: CachePool, observers: Sequence[Observer]
+        self,
+        model: PreTrainedModel,
+        pool: CachePool,
+        observers: Sequence[Observer] = (),
+        lock: bool = False,
     ) -> None:
-        self.model, self.pool = model, pool
+        self.model, self.pool, self.lock = model, pool, lock
         self.leases: dict[str, Lease] = {}
         self.observers = observers
         self.tick = 0
 
-    def _admitted(self, run: Run) -> bool:
+    def settle(self) -> None:
+        """Have the pool finish what it left for later, if it is one that does."""
+        settle = getattr(self.pool, "settle", None)
+        if settle is not None:
+            settle()
+
+    def _after_operation(self) -> None:
+        if self.lock:
+            self.settle()
+
+    def admit(self, run: Run) -> bool:
         """Whether the pool has room for this request; if so, it is in now."""
         began = time.perf_counter()
         try:
@@ -103,9 +128,21 @@ class _Executor:
         except PoolFull:
             return False
         run.admission_seconds = time.perf_counter() - began
+        if not 0 <= lease.num_cached_tokens < len(run.request.tokens):
+            self.pool.release(lease)
+            raise ValueError(
+                f"the pool says that {lease.num_cached_tokens} of {len(run.request.tokens)} prompt "
+                f"tokens of {run.request.id!r} are cached; the last one must be left to compute"
+            )
         self.leases[run.request.id] = lease
         run.num_cached_tokens = lease.num_cached_tokens
+        self._after_operation()
         return True
+
+    def release(self, run: Run) -> None:
+        """Give back the rows of a request, at its end or at its abort."""
+        self.pool.release(self.leases.pop(run.request.id))
+        self._after_operation()
 
     def step(self, runs: Sequence[Run]) -> bool:
         """Move each of `runs` by one token if it can be admitted; whether any of them moved.
@@ -119,29 +156,36 @@ class _Executor:
         moved = bool(decoding)
         remainders: dict[int, list[Run]] = {}
         for run in runs:
-            if not run.steps and self._admitted(run):
+            if not run.steps and self.admit(run):
                 left = len(run.request.tokens) - run.num_cached_tokens
                 if run.num_cached_tokens:
                     remainders.setdefault(left, []).append(run)
                 else:
-                    self._forward([run], [list(run.request.tokens)])
+                    self.forward([run], [list(run.request.tokens)])
                 moved = True
         for left, together in remainders.items():
             size = max(1, TOKENS_TOGETHER // left)
             for at in range(0, len(together), size):
                 part = together[at : at + size]
-                self._forward(part, [list(r.request.tokens[-left:]) for r in part])
+                self.forward(part, [list(r.request.tokens[-left:]) for r in part])
         if decoding:
-            self._forward(decoding, [r.tokens[-1:] for r in decoding])
+            self.forward(decoding, [r.tokens[-1:] for r in decoding])
         for run in runs:
             if run.finished:
-                self.pool.release(self.leases.pop(run.request.id))
+                self.release(run)
         self.tick += 1
         return moved
 
     @torch.inference_mode()
-    def _forward(self, runs: Sequence[Run], news: Sequence[list[int]]) -> None:
-        """One forward pass over the new tokens of `runs`; appends a step to each."""
+    def forward(
+        self, runs: Sequence[Run], news: Sequence[list[int]], complete: bool = True
+    ) -> None:
+        """One forward pass over the new tokens of `runs`; appends a step to each.
+
+        Args:
+            complete: Whether these tokens reach the end of what is known. A chunk of a prompt does
+                not: it fills the cache and generates nothing.
+        """
         leases = [self.leases[r.request.id] for r in runs]
         counts = [len(n) for n in news]
         starts = [lease.cache.get_seq_length() for lease in leases]
@@ -156,6 +200,9 @@ class _Executor:
             logits = self._logits(leases, news, counts, forward.watches_attention)
         ended = time.perf_counter()
         forward.check_observed(self.model.config.get_text_config().num_hidden_layers)
+        self._after_operation()
+        if not complete:
+            return
         for b, run in enumerate(runs):
             run.steps.append(
                 next_step(logits[b], run.next_kind, self.tick, starts[b], counts[b], ended - began)
@@ -205,3 +252,4 @@ class _Executor:
         for lease in self.leases.values():
             self.pool.release(lease)
         self.leases.clear()
+        self._after_operation()

@@ -60,8 +60,10 @@ class OwnedLease(Lease, Protocol):
 class CachePool(Protocol):
     """Memory for keys and values that requests share.
 
-    Ownership, events and checksums are optional extras: who needs one that is missing reports
-    "cannot see", never "clean".
+    Optional extras, each told by its name: `batch(leases, counts, shared)` (the pool's own view of
+    several leases), `events` (a log of every operation), `settle()` (finish whatever was left to be
+    done later, so that a lock can cover it), and ownership (`OwnedLease`). Who needs one that is
+    missing reports "cannot see", never "clean".
     """
 
     def admit(self, request: Request) -> Lease:

@@ -42,8 +42,17 @@ class PrefixTree:
         self.held = [0] * arena.num_blocks  # counts on each block that belong to nodes
         self._clock = 0
 
+    def root_key(self, context: Context) -> tuple[tuple[str, str], ...] | None:
+        """Under which root a context's prefixes stand; `None`: nowhere."""
+        return known(context)
+
+    def labels(self, tokens: Sequence[int]) -> Sequence[int]:
+        """What a match compares: the tokens themselves, all of them."""
+        return tokens
+
     def match(self, context: Context, tokens: Sequence[int]) -> tuple[int, list[int]]:
         """The longest stored prefix of `tokens`, and the blocks that hold its rows."""
+        tokens = self.labels(tokens)
         length, path = 0, []
         table: list[int] = []
         for node, common in self._walk(context, tokens):
@@ -58,7 +67,7 @@ class PrefixTree:
 
     def _walk(self, context: Context, tokens: Sequence[int]) -> Iterator[tuple[Node, int]]:
         """The nodes along `tokens` from the root down, each with its number of equal tokens."""
-        key = known(context)
+        key = self.root_key(context)
         node = self.roots.get(key) if key is not None else None
         while node is not None:
             child = node.children.get(tokens[node.end]) if node.end < len(tokens) else None
@@ -76,7 +85,7 @@ class PrefixTree:
 
     def insert(self, context: Context, tokens: Sequence[int], table: Sequence[int]) -> None:
         """Store `tokens`, whose rows lie in the blocks of `table`; what is known already stays."""
-        key = known(context)
+        key, tokens = self.root_key(context), self.labels(tokens)
         if key is None:
             return
         root = self.roots.setdefault(key, Node(0, (), [], None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import Cache, PretrainedConfig
 
 from kvlab.pools.contract import Lease, Owner, PoolFull
+from kvlab.pools.events import EventKind, EventLog
 from kvlab.pools.store import Store, kv_shape
 from kvlab.pools.view import SlotLayer
 from kvlab.request import Request
@@ -26,6 +27,7 @@ class Slot:
         value: The same for values.
         length: Rows written by the request that wrote last: the slot's length pointer.
         generation: How often this slot has been handed out.
+        lease: The last hold on it.
     """
 
     def __init__(self, id: int, store: Store) -> None:
@@ -35,25 +37,26 @@ class Slot:
         self.owners = store.owners[id]
         self.length = 0
         self.generation = 0
+        self.lease: SlotLease | None = None
 
 
-@dataclass
 class SlotLease:
     """One request's hold on a slot; writes are signed with its name."""
 
-    request: Request
-    slot: Slot
-    generation: int
-    num_cached_tokens: int = 0
+    layer_type = SlotLayer
 
-    def __post_init__(self) -> None:
+    def __init__(self, pool: SimpleCachePool, request: Request, slot: Slot) -> None:
+        self.pool, self.request, self.slot = pool, request, slot
+        self.generation = slot.generation
+        slot.lease = self
+        self.num_cached_tokens = 0
         # This request's own write pointer, one entry a layer. It starts where the slot's length
         # stands: 0 after a reset, and behind somebody else's rows where the reset was forgotten.
-        self.counter = [self.slot.length] * self.slot.key.shape[0]
+        self.counter = [slot.length] * slot.key.shape[0]
         self.announced: list[int] = []
         self.cache = Cache(
             layers=[
-                SlotLayer(self.slot.key[i], self.slot.value[i], self.counter, i, self)
+                self.layer_type(slot.key[i], slot.value[i], self.counter, i, self)
                 for i in range(len(self.counter))
             ]
         )
@@ -69,6 +72,8 @@ class SlotLease:
             row = start + offset
             self.slot.owners[row] = Owner(self.request.id, self.generation, row, token)
         self.slot.length = start + count
+        self.pool.log("write", self.request, self.slot, start, count, tokens)
+        self.pool.log("read", self.request, self.slot, 0, start + count)
 
     def owners(self) -> list[Owner | None]:
         """Who wrote each row last, up to this lease's own pointer."""
@@ -100,7 +105,12 @@ class SimpleCachePool:
         max_seq_len: Rows of a slot: prompt and generated tokens.
         nan_fill: Debug mode. Rows that belong to nobody, never written or released, hold NaN, so
             that reading one cannot go unnoticed.
+
+    Attributes:
+        events: A log of every operation, if you give it one; else `None`.
     """
+
+    lease_type = SlotLease
 
     def __init__(
         self,
@@ -119,6 +129,7 @@ class SimpleCachePool:
         self._leases: dict[str, SlotLease] = {}
         self._collisions: dict[str, tuple[str, Collision]] = {}
         self._last_slot: dict[str, int] = {}  # also of requests that have left
+        self.events: EventLog | None = None
         self.nan_fill = nan_fill
         if nan_fill:
             self.store.key.fill_(torch.nan)
@@ -176,12 +187,24 @@ class SimpleCachePool:
                 f"slot {slot_id} is in use by {', '.join(holders)}; release it first, or ask for "
                 "the defect with sharing='overwrite' or sharing='append'"
             )
-        slot = self.slots[slot_id]
-        if sharing != "append":
-            slot.length = 0
+        return self._take(request_id, self.slots[slot_id], sharing != "append")
+
+    def _take(self, request_id: str, slot: Slot, reset: bool = True) -> Slot:
+        if reset:
+            self.reset(slot)
         slot.generation += 1
-        self.assignment[request_id] = self._last_slot[request_id] = slot_id
+        self.assignment[request_id] = self._last_slot[request_id] = slot.id
         return slot
+
+    def reset(self, slot: Slot) -> None:
+        """Set the length pointer of a slot back, so that its next owner begins at row 0."""
+        self.log("reset", None, slot, 0, slot.length)
+        slot.length = 0
+
+    def free_slot(self, request: Request) -> int | None:
+        """The slot that `request` gets: the first that nobody has, `None` if all are in use."""
+        used = set(self.assignment.values())
+        return next((s.id for s in self.slots if s.id not in used), None)
 
     def get(self, request_id: str) -> Slot:
         """The slot of a request.
@@ -213,13 +236,13 @@ class SimpleCachePool:
         if shared is not None:
             slot = self.assign(request.id, shared, sharing=how)
         else:
-            used = set(self.assignment.values())
-            free = [s.id for s in self.slots if s.id not in used]
-            if not free:
+            free = self.free_slot(request)
+            if free is None:
                 raise PoolFull(f"all {len(self.slots)} slots are in use; release a request first")
-            slot = self.assign(request.id, free[0])
-        lease = SlotLease(request, slot, slot.generation)
+            slot = self._take(request.id, self.slots[free])
+        lease = self.lease_type(self, request, slot)
         self._leases[request.id] = lease
+        self.log("admit", request, slot, slot.length, 0)
         return lease
 
     def release(self, lease: Lease | str) -> None:
@@ -237,8 +260,26 @@ class SimpleCachePool:
             request_id = next((r for r, held in self._leases.items() if held is lease), None)
         if request_id is None:
             raise KeyError("this lease is not held here: released twice, or of another pool")
-        self._leases.pop(request_id, None)
-        slot = self.slots[self.assignment.pop(request_id)]
+        held = self._leases.pop(request_id, None)
+        slot = held.slot if held is not None else self.get(request_id)
+        self.assignment.pop(request_id, None)
+        if held is not None:
+            self.log("release", held.request, slot, 0, held.counter[0])
         if self.nan_fill and slot.id not in self.assignment.values():
             slot.key.fill_(torch.nan)
             slot.value.fill_(torch.nan)
+
+    def log(
+        self,
+        kind: EventKind,
+        request: Request | None,
+        slot: Slot,
+        start: int,
+        length: int,
+        tokens: Sequence[int] | None = None,
+    ) -> None:
+        """Record an operation, where somebody has given this pool a log."""
+        if self.events is not None:
+            name, context = (request.id, request.context) if request else ("", ())
+            size = self.max_seq_len
+            self.events.record(kind, name, [slot.id], start, length, size, tokens, context)

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 
 from kvlab.pools.blocks import BlockArena, Scratch
 from kvlab.pools.contract import Lease, PoolFull
+from kvlab.pools.events import EventKind, EventLog
 from kvlab.pools.radix import PrefixTree
 from kvlab.pools.store import kv_shape
 from kvlab.pools.tiered_batch import TieredBatch
@@ -36,7 +37,13 @@ class TieredCachePool:
         block_size: Rows in a block.
         share: Whether finished prompts are kept and found. Without, every block is private.
         nan_fill: Debug mode: rows of nobody hold NaN.
+
+    Attributes:
+        events: A log of every operation, if you give it one; else `None`.
     """
+
+    arena_type, tree_type, scratch_type = BlockArena, PrefixTree, Scratch
+    lease_type, batch_type = TieredLease, TieredBatch
 
     def __init__(
         self,
@@ -50,14 +57,15 @@ class TieredCachePool:
         share: bool = True,
         nan_fill: bool = False,
     ) -> None:
-        self.arena = BlockArena(
+        self.arena = self.arena_type(
             num_blocks, block_size, num_layers, num_heads, head_dim, dtype, device, nan_fill
         )
-        self.tree = PrefixTree(self.arena)
-        self.scratch = Scratch()
+        self.tree = self.tree_type(self.arena)
+        self.scratch = self.scratch_type()
         self.share = share
         self.leases: dict[str, TieredLease] = {}
         self.admissions = 0
+        self.events: EventLog | None = None
 
     @classmethod
     def for_model(
@@ -96,7 +104,7 @@ class TieredCachePool:
                 f"request {request.id!r} needs {needed} blocks, {len(arena.free)} are free and "
                 f"{self.tree.evictable} can be evicted; release a request first"
             )
-        self.tree.evict(needed)
+        self._evict(needed)
         if needed > len(arena.free):
             arena.release(shared)
             raise PoolFull(f"request {request.id!r} needs {needed} blocks; release one first")
@@ -105,8 +113,11 @@ class TieredCachePool:
         # copies it into the first of the request's own blocks.
         in_part = 1 if hit % size else 0
         self.admissions += 1
-        lease = TieredLease(self, request, [*shared, *own[in_part:]], own[:in_part], hit)
+        lease = self.lease_type(self, request, [*shared, *own[in_part:]], own[:in_part], hit)
         self.leases[request.id] = lease
+        if hit:
+            self.log("hit", request, shared, 0, hit, request.tokens[:hit])
+        self.log("admit", request, own, lease.length, 0)
         return lease
 
     def make_private(self, lease: TieredLease, row: int) -> None:
@@ -117,14 +128,22 @@ class TieredCachePool:
             return
         target = lease.spare.pop() if lease.spare else self._one_more(lease)
         arena.copy(lease.table[index], target, row % size)
+        self.log("copy", lease.request, [lease.table[index], target], row - row % size, row % size)
         arena.release([lease.table[index]])
         lease.table[index] = target
 
     def _one_more(self, lease: TieredLease) -> int:
-        self.tree.evict(1)
+        self._evict(1)
         if not self.arena.free:
             raise PoolFull(f"no block for a copy of {lease.request.id!r}; release a request first")
-        return self.arena.allocate(1)[0]
+        block = self.arena.allocate(1)
+        self.log("admit", lease.request, block, lease.length, 0)
+        return block[0]
+
+    def _evict(self, count: int) -> None:
+        """Make room for `count` blocks, as far as there are prefixes without readers."""
+        for node in self.tree.evict(count):
+            self.log("evict", None, node.blocks, node.start, len(node.tokens))
 
     def publish(self, lease: TieredLease, whole: bool) -> None:
         """Put a completely written prompt into the prefix tier, from where it is only read.
@@ -150,6 +169,7 @@ class TieredCachePool:
             raise KeyError("this lease is not held here: released twice, or of another pool")
         self.publish(held, whole=True)
         del self.leases[held.request.id]
+        self.log("release", held.request, [*held.table, *held.spare], 0, held.length)
         self.arena.release([*held.table, *held.spare])
         held.closed = True
 
@@ -164,7 +184,22 @@ class TieredCachePool:
         """
         if len(leases) == 1 and not (shared and leases[0].num_cached_tokens):
             return None
-        return TieredBatch(self.arena, self.scratch, leases, counts, shared)
+        return self.batch_type(self.arena, self.scratch, leases, counts, shared)
+
+    def log(
+        self,
+        kind: EventKind,
+        request: Request | None,
+        blocks: Sequence[int],
+        start: int,
+        length: int,
+        tokens: Sequence[int] | None = None,
+    ) -> None:
+        """Record an operation, where somebody has given this pool a log."""
+        if self.events is not None:
+            name, context = (request.id, request.context) if request else ("", ())
+            size = self.arena.block_size
+            self.events.record(kind, name, blocks, start, length, size, tokens, context)
 
     def check(self) -> None:
         """Assert what must always hold; for tests and for the curious.

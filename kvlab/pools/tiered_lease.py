@@ -21,6 +21,48 @@ if TYPE_CHECKING:
 Rows = tuple[Float[Tensor, "1 G T D"], Float[Tensor, "1 G T D"]]
 
 
+class TieredLayer(CacheLayerMixin):
+    """One layer of one lease."""
+
+    def __init__(self, lease: TieredLease, layer: int) -> None:
+        super().__init__()
+        self.lease, self.layer = lease, layer
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the blocks were allocated with the pool."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Rows:
+        """Write the new rows; return all rows, as a view where the blocks are neighbours."""
+        lease, count, arena = self.lease, key_states.shape[2], self.lease.pool.arena
+        check_heads(arena, key_states)
+        if self.layer == 0:
+            lease.prepare(count)
+        start = lease.counter[self.layer]
+        end = start + count
+        first = lease.first_row(end)
+        if first is None:
+            rows = torch.tensor(lease.rows(0, end))
+            write_rows(arena, self.layer, rows[start:], key_states, value_states)
+            key, value = lease.pool.scratch.gather(arena, self.layer, rows)
+        else:
+            key = arena.key[self.layer, :, first : first + end]
+            value = arena.value[self.layer, :, first : first + end]
+            key[:, start:] = key_states[0].detach()
+            value[:, start:] = value_states[0].detach()
+        lease.advance(self.layer, count)
+        return key[None], value[None]
+
+    def get_seq_length(self) -> int:
+        return self.lease.counter[self.layer]
+
+    def get_max_length(self) -> int:
+        return len(self.lease.table) * self.lease.pool.arena.block_size
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.lease.counter[self.layer] + query_length, 0
+
+
 class TieredLease:
     """One request's rows: a shared prefix that it may read, and private rows that it writes.
 
@@ -30,6 +72,8 @@ class TieredLease:
         num_cached_tokens: Prompt tokens that the prefix tier held at admission.
         counter: Rows that each layer holds.
     """
+
+    layer_type = TieredLayer
 
     def __init__(
         self, pool: TieredCachePool, request: Request, table: list[int], spare: list[int], hit: int
@@ -42,7 +86,7 @@ class TieredLease:
         self.closed = False
         # Whose rows were granted: they are the reader's only as long as nobody writes them again.
         self.granted = [pool.arena.owners[r] for r in self.rows(0, hit)]
-        self.cache = Cache(layers=[TieredLayer(self, i) for i in range(len(self.counter))])
+        self.cache = Cache(layers=[self.layer_type(self, i) for i in range(len(self.counter))])
 
     @property
     def length(self) -> int:
@@ -84,6 +128,13 @@ class TieredLease:
         tokens = self.announced if len(self.announced) == count else [-1] * count
         for row, token, place in zip(range(start, end), tokens, self.rows(start, end), strict=True):
             self.pool.arena.owners[place] = Owner(self.request.id, self.generation, row, token)
+        self.pool.log("write", self.request, self.blocks(start, end), start, count, tokens)
+        self.pool.log("read", self.request, self.blocks(0, end), 0, end)
+
+    def blocks(self, start: int, end: int) -> list[int]:
+        """The blocks of this request's rows `start` to `end - 1`."""
+        size = self.pool.arena.block_size
+        return self.table[start // size : -(-end // size)]
 
     def advance(self, layer: int, count: int) -> None:
         """A layer has written. The last one may complete the prompt, which is then published."""
@@ -109,45 +160,3 @@ class TieredLease:
             owner is None or (owner[:2] != mine and owner != allowed)
             for owner, allowed in zip(self.owners(), granted, strict=True)
         ]
-
-
-class TieredLayer(CacheLayerMixin):
-    """One layer of one lease."""
-
-    def __init__(self, lease: TieredLease, layer: int) -> None:
-        super().__init__()
-        self.lease, self.layer = lease, layer
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the blocks were allocated with the pool."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Rows:
-        """Write the new rows; return all rows, as a view where the blocks are neighbours."""
-        lease, count, arena = self.lease, key_states.shape[2], self.lease.pool.arena
-        check_heads(arena, key_states)
-        if self.layer == 0:
-            lease.prepare(count)
-        start = lease.counter[self.layer]
-        end = start + count
-        first = lease.first_row(end)
-        if first is None:
-            rows = torch.tensor(lease.rows(0, end))
-            write_rows(arena, self.layer, rows[start:], key_states, value_states)
-            key, value = lease.pool.scratch.gather(arena, self.layer, rows)
-        else:
-            key = arena.key[self.layer, :, first : first + end]
-            value = arena.value[self.layer, :, first : first + end]
-            key[:, start:] = key_states[0].detach()
-            value[:, start:] = value_states[0].detach()
-        lease.advance(self.layer, count)
-        return key[None], value[None]
-
-    def get_seq_length(self) -> int:
-        return self.lease.counter[self.layer]
-
-    def get_max_length(self) -> int:
-        return len(self.lease.table) * self.lease.pool.arena.block_size
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.lease.counter[self.layer] + query_length, 0

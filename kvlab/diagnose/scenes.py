@@ -1,0 +1,206 @@
+"""The experiments: small scenes that one class of fault spoils and the others do not."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from kvlab.dye import DyedModel, Misread, OverHit
+from kvlab.interleave import Move, replay
+from kvlab.observe.conflicts import Conflict, conflicts
+from kvlab.pools.contract import CachePool, PoolFull
+from kvlab.request import Context, Request
+from kvlab.schedule import run
+
+PoolFactory = Callable[..., CachePool]
+"""`factory(config)`, or `factory()`: a fresh pool at every call."""
+
+
+def fresh(factory: PoolFactory, config: PretrainedConfig) -> CachePool:
+    """A new pool from a factory, with or without the model's configuration as argument."""
+    try:
+        inspect.signature(factory).bind(config)
+    except TypeError:
+        return factory()
+    except ValueError:  # a builtin without a signature
+        pass
+    return factory(config)
+
+
+@dataclass
+class Seen:
+    """What one scene showed.
+
+    Attributes:
+        misreads: Wrong rows, see `kvlab.dye`.
+        over_hits: Hits that are longer than any equal prefix.
+        conflicts: What the pool's own event log contradicts; `None` where it keeps none.
+        errors: What the pool raised in correct use.
+        hits: Prompt tokens that the pool said were there, all requests together.
+    """
+
+    misreads: list[Misread] = field(default_factory=list)
+    over_hits: list[OverHit] = field(default_factory=list)
+    conflicts: list[Conflict] | None = None
+    errors: list[str] = field(default_factory=list)
+    hits: int = 0
+
+    @property
+    def wrong(self) -> bool:
+        return bool(self.misreads or self.over_hits)
+
+    def __add__(self, other: Seen) -> Seen:
+        logs = [c for c in (self.conflicts, other.conflicts) if c is not None]
+        return Seen(
+            self.misreads + other.misreads,
+            self.over_hits + other.over_hits,
+            [c for log in logs for c in log] if logs else None,
+            self.errors + other.errors,
+            self.hits + other.hits,
+        )
+
+    @property
+    def first(self) -> str:
+        """The first thing that was wrong, in words."""
+        found = [*self.over_hits, *self.misreads, *self.errors]
+        return str(found[0]) if found else "nothing wrong"
+
+
+class Stage:
+    """Sets up pools and requests of fitting sizes, and plays scenes with dyed rows.
+
+    Args:
+        factory: Gives a fresh pool at every call.
+        model: Its configuration gives the shapes; the scenes themselves compute nothing.
+
+    Attributes:
+        rows: The longest request that a fresh pool admits, in rows (at most 192).
+        room: How many requests of 24 rows it admits at once (at most 24).
+    """
+
+    def __init__(self, factory: PoolFactory, model: PreTrainedModel) -> None:
+        self.factory, self.model = factory, model
+        self.config = model.config
+        self.vocab = int(self.config.get_text_config().vocab_size)
+        self.rows = self._longest()
+        self.small = min(24, self.rows)
+        self.room = self._most()
+
+    def pool(self) -> CachePool:
+        return fresh(self.factory, self.config)
+
+    def _longest(self) -> int:
+        low, high = 2, 192
+        while low < high:
+            middle = (low + high + 1) // 2
+            try:
+                self.pool().admit(Request("probe", (3,), middle))
+                low = middle
+            except (ValueError, PoolFull):
+                high = middle - 1
+        return low
+
+    def _most(self) -> int:
+        pool = self.pool()
+        for count in range(24):
+            try:
+                pool.admit(self.request(f"probe {count}", 5, count, self.small - 4))
+            except PoolFull:
+                return max(count, 1)
+        return 24
+
+    def request(
+        self, id: str, length: int, seed: int, new: int = 4, context: Context = ()
+    ) -> Request:
+        """A random prompt of `length` tokens."""
+        draw = random.Random(f"{seed} {length}")
+        # The first token follows the seed, so that prompts of one scene have nothing in common.
+        first = 3 + seed * 7 % (self.vocab - 3)
+        tokens = (first, *(draw.randrange(3, self.vocab) for _ in range(length - 1)))
+        return Request(id, tokens, new, context=context)
+
+    def fits(self, *requests: Request) -> list[Request]:
+        """Those that are not too long for this pool."""
+        return [r for r in requests if r.rows_needed <= self.rows]
+
+    def play(self, *scenes: Callable[[DyedModel], Any], apart: bool = True) -> Seen:
+        """Play scenes one after another on one fresh pool, and collect what was wrong."""
+        dyed = DyedModel(self.pool(), self.config, self.model.dtype, self.model.device, apart)
+        seen = Seen()
+        for scene in scenes:
+            try:
+                scene(dyed)
+            except Exception as error:  # a faulty pool may raise anything at all
+                seen.errors.append(f"{type(error).__name__}: {error}")
+        seen.misreads, seen.over_hits = dyed.misreads, dyed.over_hits
+        seen.hits = sum(life.lease.num_cached_tokens for life in dyed.all_lives)
+        log = getattr(dyed.pool, "events", None)
+        if log is not None:
+            seen.conflicts = conflicts(log.events)
+        return seen
+
+    def serial(self, requests: Sequence[Request]) -> Callable[[DyedModel], Any]:
+        """One after another; names may come back."""
+
+        def scene(dyed: DyedModel) -> None:
+            for request in requests:
+                run(dyed, [request], dyed.pool, "serial", observers=[dyed])
+
+        return scene
+
+    def moves(
+        self,
+        requests: Sequence[Request],
+        order: Sequence[Move],
+        lock: bool = False,
+        chunk: int | None = None,
+    ) -> Callable[[DyedModel], Any]:
+        """Move by move."""
+
+        def scene(dyed: DyedModel) -> None:
+            replay(dyed, requests, dyed.pool, order, [dyed], lock, chunk)
+
+        return scene
+
+
+def together(requests: Sequence[Request], batched: bool = False) -> list[Move]:
+    """All are admitted, then all prefilled, then they decode in turn or in one batch; none leaves
+    before the last has come to its end."""
+    names = [r.id for r in requests]
+    one_by_one = [Move((n,)) for n in names]
+    steps = max(r.max_new_tokens for r in requests) - 1
+    decode = [Move(tuple(names))] if batched else one_by_one
+    return [*one_by_one, *one_by_one, *(decode * steps)]
+
+
+def churn(
+    requests: Sequence[Request], seed: int, at_once: int, batched: bool = False, aborts: bool = True
+) -> list[Move]:
+    """Requests come and go in a seeded order, some of them aborted; at most `at_once` are there."""
+    draw = random.Random(seed)
+    left = {r.id: r.max_new_tokens + 2 for r in requests}
+    waiting = [r.id for r in requests]
+    inside: list[str] = []
+    order: list[Move] = []
+    while waiting or inside:
+        if waiting and len(inside) < at_once and draw.random() < 0.5:
+            inside.append(waiting.pop(0))
+        if not inside:
+            continue
+        name = draw.choice(inside)
+        if aborts and draw.random() < 0.08:
+            order.append(Move((name,), abort=True))
+            inside.remove(name)
+            continue
+        chosen = draw.sample(inside, min(len(inside), draw.randint(2, 5))) if batched else [name]
+        order.append(Move(tuple(chosen)))
+        for one in chosen:
+            left[one] -= 1
+            if left[one] <= 0:
+                inside.remove(one)
+    return order
