@@ -52,7 +52,9 @@ def misaligned(wrong_heads: int) -> type[SimpleCachePool]:
 
 
 class KeysTwice(BatchView):
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *a: Any) -> Rows:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Rows:
         key, _ = super().update(key_states, value_states, layer_idx)
         return key, key  # BUG: the second is filled from the first
 

@@ -58,7 +58,9 @@ class PaddedView(BatchView):
 
     pool: SimpleCachePool
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *a: Any) -> Rows:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Rows:
         if len(self.leases) % 4:
             slot = self.pool.slots[-1]  # BUG: -1 is a slot
             slot.key[layer_idx, :, 0] = key_states[-1, :, 0]
