@@ -234,6 +234,8 @@ class DyedModel(Observer):
                 self._check_rows(b, chains, layer, rows, wanted[b][layer], noted)
         for b, (chains, _) in enumerate(histories):
             self._life(b).done = len(chains)
+            if b not in noted:  # in every layer
+                self._life(b).right.update(range(len(chains)))
         logits = torch.zeros(len(histories), width, self.vocab)
         for b, (chains, done) in enumerate(histories):
             for i, chain in enumerate(chains[done:]):
@@ -331,8 +333,6 @@ class DyedModel(Observer):
                 row = int((~right).nonzero()[0])
                 head = int((~near[:, row].all(-1)).nonzero()[0])
                 self._name(b, chains, layer, part, row, head, seen[head, row])
-        if b not in noted:
-            self._life(b).right.update(range(len(chains)))
 
     def _name(
         self,

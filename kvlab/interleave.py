@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,13 @@ def interleavings(first: str, second: str, steps: int) -> Iterator[list[Move]]:
     for places in itertools.combinations(range(2 * steps), steps):
         chosen = set(places)
         yield [Move((first if i in chosen else second,)) for i in range(2 * steps)]
+
+
+def shuffled(requests: Sequence[Request], seed: int, chunk: int | None = None) -> list[Move]:
+    """The small steps of all requests in an order drawn by a seed."""
+    steps = [Move((r.id,)) for r in requests for _ in range(steps_of(r, chunk))]
+    random.Random(seed).shuffle(steps)
+    return steps
 
 
 def replay(

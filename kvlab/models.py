@@ -10,6 +10,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -94,6 +95,32 @@ def load_model(name: str = "bundled", dtype: str = "float32", device: str = "cpu
     model = model.to(device).eval()
     use_kvlab_attention(model)
     return LoadedModel(name, model, tokenizer)
+
+
+def tiny_model(
+    seed: int = 0, layers: int = 2, heads: int = 4, kv_heads: int = 2
+) -> LlamaForCausalLM:
+    """A model of a few thousand random weights, made on the spot, where meaning does not matter.
+
+    Its weights are wide enough that greedy answers vary and depend on every row that is read.
+    """
+    before = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=800,
+            hidden_size=8 * heads,
+            intermediate_size=48,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=512,
+            initializer_range=0.4,
+        )
+    ).eval()
+    torch.set_rng_state(before)
+    use_kvlab_attention(model)
+    return model
 
 
 def _resolve(name: str) -> str:

@@ -12,6 +12,7 @@ ALONE = ("lone", "long")
 SERIAL_REUSE = ("reused", "after abort")
 ONE_BY_ONE = ("side by side", "coming and going", "family")
 LOCKED = {"coming and going": "coming and going, locked", "family": "family, locked"}
+NUMBERS = ("number", "mask")
 OWNERSHIP = ("given twice", "overlapping write", "freed under a reader", "double free", "wrong hit")
 
 Shown = Mapping[str, Seen]
@@ -81,10 +82,15 @@ def _stale(shown: Shown) -> Finding | None:
 
 
 def _numbers(shown: Shown) -> Finding | None:
-    """Rows are right, their numbers or masks are not: on hits or in batches."""
+    """Rows are right, their numbers or masks are not.
+
+    Where requests meet one by one, a wrong length may be that of another request whose rows came
+    with it: then this rule is silent.
+    """
+    rows_too = any(m.what not in NUMBERS for n in ONE_BY_ONE for m in shown[n].misreads)
     for name, seen in shown.items():
         for misread in seen.misreads:
-            if misread.what in ("number", "mask"):
+            if misread.what in NUMBERS and (misread.cached or not rows_too):
                 why = "positions or masks are wrong, in batches or after a hit only"
                 return Finding("position", why, f"{name}: {misread}", True)
     return None
@@ -154,8 +160,8 @@ RULES: tuple[Callable[[Shown], Finding | None], ...] = (
     _stale,
     _numbers,
     _lock,
-    _batch_only,
     _log,
+    _batch_only,
     _off_the_table,
     _rest,
 )

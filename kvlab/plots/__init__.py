@@ -8,6 +8,7 @@ from kvlab.plots.cache import (
     work_curves,
     work_grid,
 )
+from kvlab.plots.causes import confusion, detector_matrix, outcome_bars, slot_lives
 from kvlab.plots.experiment import answer_strips, attention_pair, slots, verdict_grid
 from kvlab.plots.fingerprints import (
     attention_by_layer,
@@ -26,6 +27,8 @@ __all__ = [
     "attention_pair",
     "block_holders",
     "blocks",
+    "confusion",
+    "detector_matrix",
     "first_wrong_token",
     "kv_heatmap",
     "lab_scene",
@@ -33,10 +36,12 @@ __all__ = [
     "lookup_times",
     "memory_curves",
     "memory_saved",
+    "outcome_bars",
     "prefix_positions",
     "roc_curves",
     "save",
     "side_by_side",
+    "slot_lives",
     "slots",
     "step_detail",
     "sweep",
