@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from kvlab.decode import recompute
 from kvlab.diagnose.scenes import PoolFactory, Stage, churn, fresh, together
+from kvlab.dye import common_prefix
 from kvlab.interleave import Move, replay
 from kvlab.observe import AttentionProbe, AttentionStep, Checksums, OwnershipGuard
 from kvlab.observe.conflicts import Conflict, conflicts
@@ -219,7 +220,7 @@ def key_histogram(evidence: Evidence) -> Alarm:
             tokens = prompts[event.request].tokens
             if event.kind == "hit":
                 equal = [
-                    _common(tokens, theirs)
+                    common_prefix(tokens, theirs)
                     for context, theirs in before
                     if known(context) is not None and known(context) == known(event.context)
                 ]
@@ -410,9 +411,3 @@ def _shifted(tokens: tuple[int, ...], at: int, by: int, vocab: int) -> tuple[int
     changed = list(tokens)
     changed[at] = 3 + (changed[at] - 3 + by) % (vocab - 3)
     return tuple(changed)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )

@@ -108,6 +108,7 @@ class _Life:
 
     request: Request
     lease: Lease
+    key: tuple[tuple[str, str], ...] | None  # its context, as far as known
     done: int  # rows that are there
     sequence: list[int]  # prompt and generated tokens
     right: set[int] = field(default_factory=set)  # rows that were right in an earlier pass
@@ -192,16 +193,16 @@ class DyedModel(Observer):
 
     def _admitted(self, request: Request, lease: Lease) -> None:
         hit, equal, nearest, donor = lease.num_cached_tokens, 0, -1, ""
+        key = known(request.context)
         for life in self.all_lives:
-            common = _common(request.tokens, life.sequence)
+            common = common_prefix(request.tokens, life.sequence)
             if common > nearest:
                 nearest, donor = common, life.request.id
-            theirs = known(life.request.context)
-            if theirs is not None and theirs == known(request.context):
-                equal = max(equal, common)
+            if common > equal and key is not None and life.key == key:
+                equal = common
         if hit > equal:
             self.over_hits.append(OverHit(request.id, hit, equal, donor))
-        life = self.lives[request.id] = _Life(request, lease, hit, list(request.tokens))
+        life = self.lives[request.id] = _Life(request, lease, key, hit, list(request.tokens))
         self.all_lives.append(life)
 
     def __call__(
@@ -253,7 +254,7 @@ class DyedModel(Observer):
         done = life.done
         life.sequence[len(request.tokens) :] = forward.runs[b].tokens
         tokens = life.sequence[: done + forward.counts[b]]
-        key = known(request.context)
+        key = life.key
         chain = zlib.crc32(repr(request.id if key is None else key).encode())
         chains = []
         for token in tokens:
@@ -408,8 +409,11 @@ def _whole(cache: Any, rows: Float[Tensor, "B G T D"], b: int, part: int) -> Ten
     return rows[b]
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+    length = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        length += 1
+    return length

@@ -39,6 +39,11 @@ def timed(ratio: float, low: float, high: float) -> dict[str, float]:
     return {"value": ratio, "low": low, "high": high}
 
 
+def varying(value: float, low: float, high: float) -> dict[str, float | str]:
+    """A number that real threads or a machine may move anywhere from `low` to `high`."""
+    return {"value": value, "low": low, "high": high, "unit": ""}
+
+
 @dataclass(frozen=True)
 class Claim:
     """One claim with its verdict; the notebook shows it as a small table."""
@@ -63,7 +68,7 @@ def show(value: Any) -> str:
     if isinstance(value, Mapping):
         if "hits" in value:
             return f"{value['hits']} of {value['n']}"
-        suffix = "x" if "low" in value else ""
+        suffix = value.get("unit", "x" if "low" in value else "")
         return f"{value['value']:.3g}{suffix}"
     if isinstance(value, float):
         return f"{value:.4g}"

@@ -2,15 +2,18 @@
 
 from kvlab.exercises.attention import check_distance, check_foreign, check_threshold, check_watch
 from kvlab.exercises.cache import check_megabytes, check_rows, check_shared, check_step
+from kvlab.exercises.causes import check_conflict, check_mystery, mystery
 from kvlab.exercises.experiment import check_first_difference, check_judge
 from kvlab.exercises.pools import check_saved, check_write
 
 __all__ = [
+    "check_conflict",
     "check_distance",
     "check_first_difference",
     "check_foreign",
     "check_judge",
     "check_megabytes",
+    "check_mystery",
     "check_rows",
     "check_saved",
     "check_shared",
@@ -18,4 +21,5 @@ __all__ = [
     "check_threshold",
     "check_watch",
     "check_write",
+    "mystery",
 ]

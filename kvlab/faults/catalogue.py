@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
+import inspect
+import textwrap
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, Literal, TypeVar
 
 from transformers import PretrainedConfig
 
-from kvlab.pools import SimpleCachePool, TieredCachePool
+from kvlab.pools import BatchView, Lease, SimpleCachePool, TieredCachePool
 from kvlab.request import Request
 
 Kind = Literal["stale state", "key", "lifetime", "position", "layout", "scale"]
@@ -81,3 +86,62 @@ class Delayed:
         """Do now what was left for later."""
         while self.jobs:
             self.jobs.pop(0)[1]()
+
+
+class OwnView(SimpleCachePool):
+    """A slot pool that brings its own view of a batch, as tuned servers do."""
+
+    view_type: type[BatchView] = BatchView
+
+    def batch(self, leases: Sequence[Lease], counts: Sequence[int], shared: bool) -> Any:
+        """The leases as one cache; `None` for a lone lease, which is a cache itself."""
+        if len(leases) == 1:
+            return None
+        view = self.view_type(leases, counts)
+        view.pool = self
+        return view
+
+
+def bug(pool_type: PoolType) -> str:
+    """The method that is wrong, as a diff against the right one.
+
+    It is a method of the pool itself, or of one of the parts that the pool is put together from.
+    """
+    for owner in [pool_type, *_parts(pool_type)]:
+        for name, wrong in vars(owner).items():
+            if not isinstance(wrong, (FunctionType, property)) or "BUG" not in _source(wrong):
+                continue
+            home = next(b for b in owner.__mro__[1:] if name in vars(b))
+            if "super()." in _source(wrong):  # it wraps the right one: a diff would hide that
+                return "\n".join([f"{home.__name__}.{name}, wrapped", *_body(wrong)])
+            right = _body(vars(home)[name])
+            text = list(difflib.unified_diff(right, _body(wrong), n=30, lineterm=""))[3:]
+            return "\n".join([f"{home.__name__}.{name}", *text])
+    raise ValueError(f"{pool_type.__name__} marks no line with BUG")
+
+
+def _parts(pool_type: PoolType) -> list[type]:
+    """The classes that a faulty pool puts in the place of the right ones, and theirs."""
+    parts: list[type] = []
+    queue: list[type] = [pool_type]
+    while queue:
+        owner = queue.pop(0)
+        new = [v for n, v in vars(owner).items() if n.endswith("_type") and isinstance(v, type)]
+        parts += new
+        queue += new
+    return parts
+
+
+def _source(method: FunctionType | property) -> str:
+    function = method.fget if isinstance(method, property) else method
+    return textwrap.dedent(inspect.getsource(function)) if function else ""
+
+
+def _body(method: FunctionType | property) -> list[str]:
+    """The lines of a method without its docstring."""
+    lines = _source(method).splitlines()
+    function = ast.parse("\n".join(lines)).body[0]
+    if not isinstance(function, ast.FunctionDef) or ast.get_docstring(function) is None:
+        return lines
+    first = function.body[0]
+    return [*lines[: first.lineno - 1], *lines[first.end_lineno :]]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.faults.catalogue import fault
-from kvlab.pools import BatchView, Lease, SimpleCachePool, TieredCachePool
+from kvlab.faults.catalogue import OwnView, fault
+from kvlab.pools import BatchView, SimpleCachePool, TieredCachePool
 from kvlab.pools.blocks import BlockArena, Scratch
 from kvlab.pools.simple import SlotLease
 from kvlab.pools.view import Rows, SlotLayer
@@ -60,15 +59,14 @@ class KeysTwice(BatchView):
 
 
 @fault("keys in place of values", "layout", ["transformers #34232"])
-class KeysTwicePool(SimpleCachePool):
+class KeysTwicePool(OwnView):
     """A helper for batches fills the values from the keys.
 
     Reported as exactly that. The user sees nonsense, in batches only. Evidence: right alone, wrong
     in a batch; the rows are keys where values should be.
     """
 
-    def batch(self, leases: Sequence[Lease], counts: Sequence[int], shared: bool) -> Any:
-        return KeysTwice(leases, counts) if len(leases) > 1 else None
+    view_type = KeysTwice
 
 
 class TokensAsHeads(Scratch):

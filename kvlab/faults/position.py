@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvlab.faults.catalogue import fault
+from kvlab.faults.catalogue import OwnView, fault
 from kvlab.pools import BatchView, Lease, SimpleCachePool, TieredCachePool
 from kvlab.pools.simple import SlotLease
 from kvlab.pools.tiered_batch import TieredBatch
@@ -69,19 +69,14 @@ class PaddedView(BatchView):
 
 
 @fault("padding lands in slot -1", "position", ["vLLM #43810"])
-class PaddedViewPool(SimpleCachePool):
+class PaddedViewPool(OwnView):
     """Padding of a batch is written to slot -1, which is the last slot.
 
     Reported as exactly that. The user in the last slot sees a wrong start of the prompt, whenever
     the size of the batch is odd. Evidence: right one by one, wrong in a batch.
     """
 
-    def batch(self, leases: Sequence[Lease], counts: Sequence[int], shared: bool) -> Any:
-        if len(leases) == 1:
-            return None
-        view = PaddedView(leases, counts)
-        view.pool = self
-        return view
+    view_type = PaddedView
 
 
 class OnePosition(BatchView):
@@ -90,19 +85,18 @@ class OnePosition(BatchView):
 
 
 @fault("one position for all", "position", ["unsloth #3699"])
-class OnePositionPool(SimpleCachePool):
+class OnePositionPool(OwnView):
     """One vector of positions serves all rows of a batch, whatever their lengths.
 
     Reported for left padding. The user sees worse answers in mixed batches. Evidence: right alone,
     wrong beside a request of another length; the rows are right, their positions are not.
     """
 
-    def batch(self, leases: Sequence[Lease], counts: Sequence[int], shared: bool) -> Any:
-        return OnePosition(leases, counts) if len(leases) > 1 else None
+    view_type = OnePosition
 
 
 @fault("rows permuted, slots not", "position", ["DeepSpeed #2506"])
-class PermutedPool(SimpleCachePool):
+class PermutedPool(OwnView):
     """The batch is in one order, the slots in another.
 
     Reported for beam search: the requests are reordered, the cache is not. The user sees the
@@ -110,10 +104,8 @@ class PermutedPool(SimpleCachePool):
     """
 
     def batch(self, leases: Sequence[Lease], counts: Sequence[int], shared: bool) -> Any:
-        if len(leases) == 1:
-            return None
         order = sorted(leases, key=lambda x: -x.slot.id)  # type: ignore[attr-defined]
-        return BatchView(order, counts)  # BUG: the queries are in the order of the turn
+        return super().batch(order, counts, shared)  # BUG: the queries are in the turn's order
 
 
 class HalfRing(SlotLayer):

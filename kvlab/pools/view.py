@@ -82,7 +82,12 @@ class BatchView(Cache):
     Row `b` of the batch brings `counts[b]` new tokens and padding behind them; the padding is never
     written. Where two leases write the same row (a colliding slot), the later one of the batch
     wins, and in each layer every read comes after all writes.
+
+    Attributes:
+        pool: The pool that made this view, where one did.
     """
+
+    pool: Any = None
 
     def __init__(self, leases: Sequence[Lease], counts: Sequence[int]) -> None:
         super().__init__(layers=[])

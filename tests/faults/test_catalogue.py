@@ -16,7 +16,6 @@ from kvlab.pools import PrivatePool, SimpleCachePool, TieredCachePool
 from kvlab.schedule import run
 from kvlab.verdict import drift
 
-
 # All of them are detected and diagnosed in notebook 06; here the first of each class and pool.
 SOME = list({(f.kind, issubclass(f, TieredCachePool)): n for n, f in CATALOGUE.items()}.values())
 
