@@ -15,7 +15,6 @@ from typing import Literal
 import pandas as pd
 from transformers import PreTrainedModel
 
-from kvlab.decode import recompute
 from kvlab.diagnose.scenes import PoolFactory, Stage, churn, fresh, together
 from kvlab.dye import common_prefix
 from kvlab.interleave import Move, replay
@@ -24,14 +23,12 @@ from kvlab.observe.conflicts import Conflict, conflicts
 from kvlab.pools import PrivatePool
 from kvlab.pools.events import EventLog
 from kvlab.pools.radix import known
+from kvlab.references import FAR, References
 from kvlab.request import Context, Request, Run
 from kvlab.schedule import run
-from kvlab.verdict import Comparison, compare, measure_tolerance
+from kvlab.verdict import Comparison
 
 Arm = Literal["serial", "concurrent"]
-
-FAR = 10
-"""An alarm of drift needs this many times the tolerance, which is the largest of a sample only."""
 
 
 @dataclass(frozen=True)
@@ -53,40 +50,6 @@ class Session:
     @property
     def arm(self) -> Arm:
         return "serial" if all(p.order is None for p in self.parts) else "concurrent"
-
-
-class References:
-    """What is right for every request: the cold recompute, and attention over a private cache.
-
-    Computed once for each prompt, whatever the number of pools that are judged by it.
-    """
-
-    def __init__(self, model: PreTrainedModel, tolerance: float | None = None) -> None:
-        self.model = model
-        self._runs: dict[tuple[tuple[int, ...], int], Run] = {}
-        self._attention: dict[tuple[tuple[int, ...], int], list[AttentionStep]] = {}
-        self.tolerance = self._measured() if tolerance is None else tolerance
-
-    def _measured(self) -> float:
-        stage = Stage(lambda config: PrivatePool(config), self.model)
-        requests = [stage.request(f"r{i}", 2 + 7 * i % 31, i, 6) for i in range(48)]
-        return measure_tolerance(self.model, requests, {r.id: self.run(r) for r in requests})
-
-    def run(self, request: Request) -> Run:
-        """The cold recompute."""
-        key = (request.tokens, request.max_new_tokens)
-        if key not in self._runs:
-            self._runs[key] = recompute(self.model, request)
-        return self._runs[key]
-
-    def attention(self, request: Request) -> list[AttentionStep]:
-        """Attention of a run with a private cache."""
-        key = (request.tokens, request.max_new_tokens)
-        if key not in self._attention:
-            probe = AttentionProbe()
-            run(self.model, [request], PrivatePool(self.model.config), observers=[probe])
-            self._attention[key] = probe.steps[request.id]
-        return self._attention[key]
 
 
 @dataclass
@@ -147,10 +110,7 @@ class Evidence:
         found = []
         for played in self.played(lock):
             if arm is None or played.session.arm == arm:
-                for one in played.runs:
-                    reference = self.references.run(one.request)
-                    so_far = Run(reference.request, reference.steps[: len(one.steps)])
-                    found.append(compare(one, so_far, self.references.tolerance))
+                found += [self.references.judge(one) for one in played.runs]
         return found
 
     def conflicts(self) -> list[Conflict] | None:

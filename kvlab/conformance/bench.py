@@ -1,0 +1,240 @@
+"""The workbench of the suite: it plays requests on a pool and judges every answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from transformers import PreTrainedModel
+
+from kvlab.diagnose.scenes import PoolFactory, fresh
+from kvlab.dye import Contract, common_prefix
+from kvlab.interleave import Move, moves, replay
+from kvlab.pools.contract import CachePool, Lease, PoolFull
+from kvlab.pools.radix import known
+from kvlab.references import References
+from kvlab.request import Context, Request, Run
+from kvlab.schedule import run
+
+Profile = Literal["quick", "full"]
+
+
+LIMIT = 4096
+"""A pool that admits a request of so many rows is taken to have no capacity."""
+
+
+class NotApplicable(Exception):
+    """The pool does not have the edge that a case asks for; the message says which."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One wrong answer, and what is needed to see it again.
+
+    Attributes:
+        case: Name of the case.
+        request: Id of the request.
+        why: What was wrong, in words.
+        prompts: Token ids of all requests that were on the pool, by id.
+        new_tokens: How many tokens each was to generate, by id.
+        order: The moves, see `kvlab.interleave.moves`; "serial" where requests came one by one.
+        token: The first generated token that differs, counted from 1; `None` if none does.
+        margin: The reference's top-1 minus top-2 logit there.
+    """
+
+    case: str
+    request: str
+    why: str
+    prompts: dict[str, list[int]] = field(default_factory=dict)
+    new_tokens: dict[str, int] = field(default_factory=dict)
+    order: str = "serial"
+    chunk: int | None = None
+    token: int | None = None
+    margin: float | None = None
+
+    def __str__(self) -> str:
+        where = f", first at token {self.token} (margin {self.margin:.2g})" if self.token else ""
+        order = self.order if len(self.order) < 80 else self.order[:77] + "..."
+        return f"{self.case}: {self.request!r} {self.why}{where}; order: {order}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def play_again(
+    failure: Failure, pool_factory: PoolFactory, model: PreTrainedModel
+) -> dict[str, Run]:
+    """Run a failure's last order once more, on a fresh pool."""
+    requests = [
+        Request(name, tuple(tokens), failure.new_tokens[name])
+        for name, tokens in failure.prompts.items()
+    ]
+    pool = fresh(pool_factory, model.config)
+    if failure.order == "serial":
+        return run(model, requests, pool)
+    return replay(model, requests, pool, moves(failure.order), chunk=failure.chunk)
+
+
+class Bench:
+    """Fresh pools, fitting requests, and the judge.
+
+    Args:
+        block_size: Rows in a block, where the edges of a prefix lie.
+        max_requests: Requests at once; found out (up to 16) if not given.
+
+    Attributes:
+        limit: The longest request that the pool admits, in rows.
+        rows: The longest request that the cases use.
+        room: Requests at once.
+        failures: What was wrong so far.
+        hits: Prompt tokens that the pool said were there, all requests together.
+        runs: How many requests were judged.
+    """
+
+    def __init__(
+        self,
+        pool_factory: PoolFactory,
+        references: References,
+        profile: Profile,
+        block_size: int,
+        max_requests: int | None,
+    ) -> None:
+        self.factory, self.references, self.profile = pool_factory, references, profile
+        self.model, self.block = references.model, block_size
+        self.vocab = int(self.model.config.get_text_config().vocab_size)
+        self.failures: list[Failure] = []
+        self.case, self.hits, self.runs = "", 0, 0
+        self.limit = self._longest()
+        self.rows = min(self.limit, 160)
+        self.room = max_requests or self._most()
+
+    @property
+    def full(self) -> bool:
+        return self.profile == "full"
+
+    def pool(self) -> CachePool:
+        """A fresh pool, reduced to its contract; its hits are checked from here on."""
+        seen: list[tuple[Context, tuple[int, ...]]] = []
+
+        def admitted(request: Request, lease: Lease) -> None:
+            hit, key = lease.num_cached_tokens, known(request.context)
+            self.hits += hit
+            equal = max(
+                (
+                    common_prefix(request.tokens, tokens)
+                    for context, tokens in seen
+                    if key is not None and known(context) == key
+                ),
+                default=0,
+            )
+            if hit > equal:
+                why = f"is granted {hit} cached tokens, at most {equal} are equal in its context"
+                self._fail(Failure(self.case, request.id, why))
+            seen.append((request.context, request.tokens))
+
+        return Contract(fresh(self.factory, self.model.config), admitted)
+
+    def _longest(self) -> int:
+        """The longest request that a fresh pool admits, in rows, at most `LIMIT`."""
+        low, high = 1, LIMIT
+        while low < high:
+            middle = (low + high + 1) // 2
+            try:
+                fresh(self.factory, self.model.config).admit(Request("probe", (3,), middle))
+                low = middle
+            except (ValueError, PoolFull):
+                high = middle - 1
+        return low
+
+    def _most(self) -> int:
+        pool = fresh(self.factory, self.model.config)
+        for count in range(16):
+            try:
+                pool.admit(self.request(f"probe {count}", 2, count, 4))
+            except PoolFull:
+                return max(1, count)
+        return 16
+
+    def request(
+        self, id: str, length: int, seed: int, new: int = 4, context: Context = ()
+    ) -> Request:
+        """A random prompt of `length` tokens whose first token follows the seed."""
+        draw = random.Random(f"{seed} {length}")
+        rest = (draw.randrange(3, self.vocab) for _ in range(length - 1))
+        return Request(id, (3 + 7 * seed % (self.vocab - 3), *rest), new, context=context)
+
+    def fits(self, *requests: Request) -> list[Request]:
+        """Those that are not too long for this pool."""
+        return [r for r in requests if r.rows_needed <= self.rows]
+
+    def serial(self, requests: Sequence[Request], pool: CachePool | None = None) -> None:
+        """One after another."""
+        pool = self.pool() if pool is None else pool
+        for request in requests:
+            self._attempt([request], lambda r=request: run(self.model, [r], pool))
+
+    def orders(
+        self,
+        requests: Sequence[Request],
+        order: Sequence[Move],
+        pool: CachePool | None = None,
+        chunk: int | None = None,
+    ) -> bool:
+        """Move by move; whether everything was right."""
+        pool, before = self.pool() if pool is None else pool, len(self.failures)
+        text = " ".join(map(str, order))
+        self._attempt(
+            requests, lambda: replay(self.model, requests, pool, order, chunk=chunk), text, chunk
+        )
+        return len(self.failures) == before
+
+    def _attempt(
+        self,
+        requests: Sequence[Request],
+        play: Any,
+        order: str = "serial",
+        chunk: int | None = None,
+    ) -> None:
+        facts: dict[str, Any] = {
+            "prompts": {r.id: list(r.tokens) for r in requests},
+            "new_tokens": {r.id: r.max_new_tokens for r in requests},
+            "order": order,
+            "chunk": chunk,
+        }
+        try:
+            runs = play()
+        except Exception as error:  # somebody else's pool may raise anything at all
+            why = f"raised {type(error).__name__}: {error}"
+            self._fail(Failure(self.case, requests[0].id, why, **facts))
+            return
+        for name, one in runs.items():
+            self.judge(name, one, **facts)
+
+    def judge(self, name: str, one: Run, **facts: Any) -> None:
+        """Compare one answer with its cold recompute."""
+        self.runs += 1
+        if not one.steps:
+            return
+        seen = self.references.judge(one)
+        if self.references.far_off(seen):
+            wrong = seen.verdict == "contaminated" and not seen.same_tokens
+            why = "answers other tokens" if wrong else f"has logits {seen.drift:.2g} off"
+            self._fail(
+                Failure(
+                    self.case,
+                    name,
+                    why,
+                    **facts,
+                    token=seen.first_divergence,
+                    margin=seen.margin,
+                )
+            )
+
+    def fail(self, request: str, why: str) -> None:
+        """Something was wrong that is no answer."""
+        self._fail(Failure(self.case, request, why))
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures.append(failure)
