@@ -1,7 +1,10 @@
+import math
+
 import pytest
 
 from kvlab import exercises
 from kvlab.forward import Observer
+from kvlab.pools import PrivatePool
 
 CHECKS = [
     exercises.check_rows,
@@ -16,6 +19,9 @@ CHECKS = [
     exercises.check_threshold,
     exercises.check_saved,
     exercises.check_write,
+    exercises.check_conflict,
+    exercises.check_orders,
+    exercises.check_pool,
 ]
 
 
@@ -130,3 +136,48 @@ def test_the_watching_observer_is_told_what_it_missed(capsys):
     assert "from 1" in capsys.readouterr().out
     assert not exercises.check_watch(lambda: Numbering(False, 1))
     assert "ask its lease" in capsys.readouterr().out
+
+
+def test_a_mystery_says_what_was_missed(capsys):
+    assert exercises.check_mystery(2, None) is False
+    assert exercises.check_mystery(2, "fate") is False
+    assert exercises.check_mystery(2, "layout") is False
+    assert exercises.check_mystery(2, "key") is True
+    told = capsys.readouterr().out
+    assert "still open" in told
+    assert "is no class" in told
+    assert "You missed: near misses" in told
+
+
+@pytest.mark.parametrize(
+    ("orders", "told"),
+    [
+        (lambda n, m: math.factorial(n + m), "among themselves"),
+        (lambda n, m: 2 ** (n + m), "exactly its own number"),
+        (lambda n, m: 251, "252"),
+        (math.comb, "252"),
+        (lambda n, m: math.comb(n + m, n), "right"),
+    ],
+)
+def test_number_of_orders_is_told_apart_from_its_usual_mistakes(orders, told, capsys):
+    exercises.check_orders(orders)
+    assert told in capsys.readouterr().out
+
+
+def test_a_pool_that_fails_hears_which_case(capsys):
+    class OneCache(PrivatePool):
+        def admit(self, request):
+            self.lease = getattr(self, "lease", None) or super().admit(request)
+            return self.lease
+
+    assert exercises.check_pool(OneCache) is False
+    assert "fails" in capsys.readouterr().out
+    assert exercises.check_pool(PrivatePool) is True
+
+
+def test_intruders_are_told_apart_from_neighbours(capsys):
+    assert exercises.check_conflict(lambda events: []) is False
+    assert exercises.check_conflict(lambda events: {e.request for e in events}) is False
+    told = capsys.readouterr().out
+    assert "nothing was found" in told
+    assert "you accuse" in told

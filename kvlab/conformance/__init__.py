@@ -123,7 +123,7 @@ def check(
     bench = Bench(pool_factory, references, profile, block_size, max_requests)
     report = Report(profile)
     for name, case in CASES.items():
-        bench.case, bench.runs = name, 0
+        bench.begin(name)
         before, began = len(bench.failures), time.perf_counter()
         result: Literal["passed", "failed", "not applicable"] = "passed"
         first = ""

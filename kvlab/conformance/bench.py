@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
@@ -30,6 +30,26 @@ class NotApplicable(Exception):
 
 
 @dataclass(frozen=True)
+class Play:
+    """Requests that were on a pool together, and their order.
+
+    Attributes:
+        requests: In the order of their ids in `order`.
+        order: The moves as a line, see `kvlab.interleave.moves`; "serial": one after another.
+    """
+
+    requests: tuple[Request, ...]
+    order: str = "serial"
+    chunk: int | None = None
+
+    def on(self, pool: CachePool, model: PreTrainedModel) -> dict[str, Run]:
+        """Play it."""
+        if self.order == "serial":
+            return run(model, self.requests, pool)
+        return replay(model, self.requests, pool, moves(self.order), chunk=self.chunk)
+
+
+@dataclass(frozen=True)
 class Failure:
     """One wrong answer, and what is needed to see it again.
 
@@ -37,9 +57,7 @@ class Failure:
         case: Name of the case.
         request: Id of the request.
         why: What was wrong, in words.
-        prompts: Token ids of all requests that were on the pool, by id.
-        new_tokens: How many tokens each was to generate, by id.
-        order: The moves, see `kvlab.interleave.moves`; "serial" where requests came one by one.
+        plays: Everything that was on the pool, oldest first; the last one went wrong.
         token: The first generated token that differs, counted from 1; `None` if none does.
         margin: The reference's top-1 minus top-2 logit there.
     """
@@ -47,17 +65,20 @@ class Failure:
     case: str
     request: str
     why: str
-    prompts: dict[str, list[int]] = field(default_factory=dict)
-    new_tokens: dict[str, int] = field(default_factory=dict)
-    order: str = "serial"
-    chunk: int | None = None
+    plays: tuple[Play, ...] = ()
     token: int | None = None
     margin: float | None = None
 
+    @property
+    def order(self) -> str:
+        """The moves of the play that went wrong."""
+        return self.plays[-1].order if self.plays else ""
+
     def __str__(self) -> str:
         where = f", first at token {self.token} (margin {self.margin:.2g})" if self.token else ""
-        order = self.order if len(self.order) < 80 else self.order[:77] + "..."
-        return f"{self.case}: {self.request!r} {self.why}{where}; order: {order}"
+        order = self.order if len(self.order) < 60 else self.order[:57] + "..."
+        before = f" behind {len(self.plays) - 1} others" if len(self.plays) > 1 else ""
+        return f"{self.case}: {self.request!r} {self.why}{where}; order: {order}{before}"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,15 +87,12 @@ class Failure:
 def play_again(
     failure: Failure, pool_factory: PoolFactory, model: PreTrainedModel
 ) -> dict[str, Run]:
-    """Run a failure's last order once more, on a fresh pool."""
-    requests = [
-        Request(name, tuple(tokens), failure.new_tokens[name])
-        for name, tokens in failure.prompts.items()
-    ]
+    """Play a failure once more on a fresh pool; the runs of the play that went wrong."""
     pool = fresh(pool_factory, model.config)
-    if failure.order == "serial":
-        return run(model, requests, pool)
-    return replay(model, requests, pool, moves(failure.order), chunk=failure.chunk)
+    runs: dict[str, Run] = {}
+    for play in failure.plays:
+        runs = play.on(pool, model)
+    return runs
 
 
 class Bench:
@@ -106,6 +124,8 @@ class Bench:
         self.vocab = int(self.model.config.get_text_config().vocab_size)
         self.failures: list[Failure] = []
         self.case, self.hits, self.runs = "", 0, 0
+        self._alive: list[CachePool] = []
+        self._plays: dict[int, list[Play]] = {}
         self.limit = self._longest()
         self.rows = min(self.limit, 160)
         self.room = max_requests or self._most()
@@ -117,6 +137,7 @@ class Bench:
     def pool(self) -> CachePool:
         """A fresh pool, reduced to its contract; its hits are checked from here on."""
         seen: list[tuple[Context, tuple[int, ...]]] = []
+        plays: list[Play] = []
 
         def admitted(request: Request, lease: Lease) -> None:
             hit, key = lease.num_cached_tokens, known(request.context)
@@ -131,10 +152,19 @@ class Bench:
             )
             if hit > equal:
                 why = f"is granted {hit} cached tokens, at most {equal} are equal in its context"
-                self._fail(Failure(self.case, request.id, why))
+                self.failures.append(Failure(self.case, request.id, why, tuple(plays)))
             seen.append((request.context, request.tokens))
 
-        return Contract(fresh(self.factory, self.model.config), admitted)
+        pool = Contract(fresh(self.factory, self.model.config), admitted)
+        self._alive.append(pool)  # an id must not be given again within a case
+        self._plays[id(pool)] = plays
+        return pool
+
+    def begin(self, case: str) -> None:
+        """Forget the pools of the case before."""
+        self.case, self.runs = case, 0
+        self._plays.clear()
+        self._alive.clear()
 
     def _longest(self) -> int:
         """The longest request that a fresh pool admits, in rows, at most `LIMIT`."""
@@ -173,7 +203,7 @@ class Bench:
         """One after another."""
         pool = self.pool() if pool is None else pool
         for request in requests:
-            self._attempt([request], lambda r=request: run(self.model, [r], pool))
+            self._play(Play((request,)), pool)
 
     def orders(
         self,
@@ -183,58 +213,34 @@ class Bench:
         chunk: int | None = None,
     ) -> bool:
         """Move by move; whether everything was right."""
-        pool, before = self.pool() if pool is None else pool, len(self.failures)
-        text = " ".join(map(str, order))
-        self._attempt(
-            requests, lambda: replay(self.model, requests, pool, order, chunk=chunk), text, chunk
-        )
+        before = len(self.failures)
+        pool = self.pool() if pool is None else pool
+        self._play(Play(tuple(requests), " ".join(map(str, order)), chunk), pool)
         return len(self.failures) == before
 
-    def _attempt(
-        self,
-        requests: Sequence[Request],
-        play: Any,
-        order: str = "serial",
-        chunk: int | None = None,
-    ) -> None:
-        facts: dict[str, Any] = {
-            "prompts": {r.id: list(r.tokens) for r in requests},
-            "new_tokens": {r.id: r.max_new_tokens for r in requests},
-            "order": order,
-            "chunk": chunk,
-        }
+    def _play(self, play: Play, pool: CachePool) -> None:
+        plays = self._plays[id(pool)]
+        plays.append(play)
         try:
-            runs = play()
+            runs = play.on(pool, self.model)
         except Exception as error:  # somebody else's pool may raise anything at all
             why = f"raised {type(error).__name__}: {error}"
-            self._fail(Failure(self.case, requests[0].id, why, **facts))
+            self.failures.append(Failure(self.case, play.requests[0].id, why, tuple(plays)))
             return
         for name, one in runs.items():
-            self.judge(name, one, **facts)
+            self.judge(name, one, plays)
 
-    def judge(self, name: str, one: Run, **facts: Any) -> None:
+    def judge(self, name: str, one: Run, plays: Sequence[Play] = ()) -> None:
         """Compare one answer with its cold recompute."""
         self.runs += 1
         if not one.steps:
             return
         seen = self.references.judge(one)
         if self.references.far_off(seen):
-            wrong = seen.verdict == "contaminated" and not seen.same_tokens
-            why = "answers other tokens" if wrong else f"has logits {seen.drift:.2g} off"
-            self._fail(
-                Failure(
-                    self.case,
-                    name,
-                    why,
-                    **facts,
-                    token=seen.first_divergence,
-                    margin=seen.margin,
-                )
-            )
+            why = "has logits far off" if seen.same_tokens else "answers other tokens"
+            token, margin = seen.first_divergence, seen.margin
+            self.failures.append(Failure(self.case, name, why, tuple(plays), token, margin))
 
     def fail(self, request: str, why: str) -> None:
         """Something was wrong that is no answer."""
-        self._fail(Failure(self.case, request, why))
-
-    def _fail(self, failure: Failure) -> None:
-        self.failures.append(failure)
+        self.failures.append(Failure(self.case, request, why))

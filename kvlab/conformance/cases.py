@@ -35,7 +35,7 @@ def lone(bench: Bench) -> None:
     """One request, cold, of every length around a block, in chunks of every size."""
     size = bench.block
     lengths = sorted({1, 2, size - 1, size, size + 1, 2 * size + 1} - {0})
-    for request in bench.fits(*(bench.request(f"lone {n}", n, n, 3) for n in lengths)):
+    for request in bench.fits(*(bench.request(f"lone-{n}", n, n, 3) for n in lengths)):
         bench.serial([request])
     length = min(2 * size + 1, bench.rows - 2)
     for chunk in range(1, length) if bench.full else (1, max(1, size - 1), size):
@@ -84,9 +84,9 @@ def prefix_edges(bench: Bench) -> None:
     for length in sorted({1, size - 1, size, size + 1, 2 * size, 2 * size + 1} - {0}):
         stem = bench.request("", length, 100 + length).tokens
         tails = [bench.request("", 3, 200 + 10 * length + i).tokens for i in range(3)]
-        group = [Request(f"p{length} {i}", stem + t, 4) for i, t in enumerate(tails)]
-        group += [replace(group[0], id=f"p{length} again"), Request(f"p{length} stem", stem, 4)]
-        group += [replace(g, id=f"{g.id} last") for g in group[:3]]
+        group = [Request(f"p{length}-{i}", stem + t, 4) for i, t in enumerate(tails)]
+        group += [replace(group[0], id=f"p{length}-again"), Request(f"p{length}-stem", stem, 4)]
+        group += [replace(g, id=f"{g.id}-last") for g in group[:3]]
         if bench.fits(*group) == group:
             bench.serial(group)
     stem = bench.request("", 2 * size, 300).tokens
@@ -94,10 +94,10 @@ def prefix_edges(bench: Bench) -> None:
         pool = bench.pool()
         bench.serial([Request("writer", (*stem, 5, 6), 3)], pool)
         mixed = [
-            Request("hit 1", (*stem, 7, 8, 9), 4),
-            bench.request("miss 1", 2 * size + 3, 301),
-            Request("hit 2", (*stem, 5, 6), 4),
-            bench.request("miss 2", 3, 302),
+            Request("hit-1", (*stem, 7, 8, 9), 4),
+            bench.request("miss-1", 2 * size + 3, 301),
+            Request("hit-2", (*stem, 5, 6), 4),
+            bench.request("miss-2", 3, 302),
         ][: bench.room]
         bench.orders(mixed, together(mixed, batched=True), pool)
 
@@ -106,8 +106,8 @@ def twins(bench: Bench) -> None:
     """Identical requests, one after another and at once; a pool that shares must hit."""
     base = bench.request("twin", min(2 * bench.block + 2, bench.rows - 4), 310)
     pool = bench.pool()
-    bench.serial([replace(base, id=f"twin {i}") for i in range(4)], pool)
-    same = [replace(base, id=f"at once {i}") for i in range(min(4, bench.room))]
+    bench.serial([replace(base, id=f"twin-{i}") for i in range(4)], pool)
+    same = [replace(base, id=f"at-once-{i}") for i in range(min(4, bench.room))]
     for batched in (False, True):
         bench.orders(same, together(same, batched), pool)
 
@@ -123,13 +123,15 @@ def one_token_apart(bench: Bench) -> None:
         for shift in (1, 256) if bench.full or position % 2 else (256,):
             tokens = list(base.tokens)
             tokens[position] = 3 + (tokens[position] - 3 + shift) % (bench.vocab - 3)
-            bench.serial([replace(base, id=f"at {position}+{shift}", tokens=tuple(tokens))], pool)
+            bench.serial(
+                [replace(base, id=f"at-{position}-by-{shift}", tokens=tuple(tokens))], pool
+            )
     other = bench.request("other", len(base.tokens), 321, 1)
     for block in range(1, size + 1) if bench.full else {1, size}:
         for start in range(0, len(base.tokens) - block, block):
             tokens = list(other.tokens)
             tokens[start : start + block] = base.tokens[start : start + block]
-            name = f"splice {block} {start}"
+            name = f"splice-{block}-{start}"
             bench.serial([replace(other, id=name, tokens=tuple(tokens))], pool)
 
 
@@ -157,11 +159,11 @@ def capacity(bench: Bench) -> None:
         bench.serial([bench.request("filled", bench.limit - 1, 344, 2)])
     pool = bench.pool()
     neighbour = bench.request("neighbour", max(1, min(4, bench.limit - 3)), 341)
-    too_long = bench.request("too long", bench.limit, 342, 2)
+    too_long = bench.request("too-long", bench.limit, 342, 2)
     lease = pool.admit(neighbour)
     try:
         pool.admit(too_long)
-        bench.fail("too long", f"was admitted, with room for {bench.limit} rows")
+        bench.fail("too-long", f"was admitted, with room for {bench.limit} rows")
     except (ValueError, PoolFull):
         pass
     pool.release(lease)
@@ -174,7 +176,7 @@ def long_then_short(bench: Bench) -> None:
     requests = [bench.request(f"l{i}", max(1, n), 350 + i) for i, n in enumerate(lengths)]
     pool = bench.pool()
     for turn in range(2):
-        bench.serial(bench.fits(*(replace(r, id=f"{r.id} {turn}") for r in requests)), pool)
+        bench.serial(bench.fits(*(replace(r, id=f"{r.id}-{turn}") for r in requests)), pool)
 
 
 def aborts(bench: Bench) -> None:
@@ -184,16 +186,16 @@ def aborts(bench: Bench) -> None:
         steps = 6 if chunk is None else 2 + -(-length // chunk) + 2
         pool = bench.pool()
         for step in range(1, steps + 1) if bench.full else (1, 2, 3, steps):
-            first = bench.request(f"gone {step}", length, 360 + step, 5)
-            neighbour = bench.request(f"stays {step}", 3, 380 + step, 5)
-            after = bench.request(f"after {step}", max(1, length // 2), 400 + step, 5)
+            first = bench.request(f"gone-{step}", length, 360 + step, 5)
+            neighbour = bench.request(f"stays-{step}", 3, 380 + step, 5)
+            after = bench.request(f"after-{step}", max(1, length // 2), 400 + step, 5)
             pair = [first, neighbour][: bench.room]
             order = [Move((r.id,)) for r in pair] * step
             order = [*order[: len(pair) * step], Move((first.id,), abort=True)]
             others = [r for r in [neighbour, after] if r in pair or r is after]
             order += [Move((r.id,)) for r in others] * 14
             bench.orders([*pair, after], order, pool, chunk)
-            bench.serial([replace(first, id=f"back {step}"), replace(first, id=first.id)], pool)
+            bench.serial([replace(first, id=f"back-{step}"), replace(first, id=first.id)], pool)
 
 
 def every_number(bench: Bench) -> None:

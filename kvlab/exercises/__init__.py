@@ -3,6 +3,7 @@
 from kvlab.exercises.attention import check_distance, check_foreign, check_threshold, check_watch
 from kvlab.exercises.cache import check_megabytes, check_rows, check_shared, check_step
 from kvlab.exercises.causes import check_conflict, check_mystery, mystery
+from kvlab.exercises.conformance import check_orders, check_pool
 from kvlab.exercises.experiment import check_first_difference, check_judge
 from kvlab.exercises.pools import check_saved, check_write
 
@@ -14,6 +15,8 @@ __all__ = [
     "check_judge",
     "check_megabytes",
     "check_mystery",
+    "check_orders",
+    "check_pool",
     "check_rows",
     "check_saved",
     "check_shared",

@@ -8,7 +8,15 @@ from kvlab.plots.cache import (
     work_curves,
     work_grid,
 )
-from kvlab.plots.causes import confusion, detector_matrix, outcome_bars, slot_lives
+from kvlab.plots.causes import (
+    chance_to_find,
+    confusion,
+    detector_matrix,
+    orders,
+    outcome_bars,
+    slot_lives,
+    smallest_numbers,
+)
 from kvlab.plots.experiment import answer_strips, attention_pair, slots, verdict_grid
 from kvlab.plots.fingerprints import (
     attention_by_layer,
@@ -27,6 +35,7 @@ __all__ = [
     "attention_pair",
     "block_holders",
     "blocks",
+    "chance_to_find",
     "confusion",
     "detector_matrix",
     "first_wrong_token",
@@ -36,6 +45,7 @@ __all__ = [
     "lookup_times",
     "memory_curves",
     "memory_saved",
+    "orders",
     "outcome_bars",
     "prefix_positions",
     "roc_curves",
@@ -43,6 +53,7 @@ __all__ = [
     "side_by_side",
     "slot_lives",
     "slots",
+    "smallest_numbers",
     "step_detail",
     "sweep",
     "use_style",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import matplotlib.colors
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -171,5 +172,74 @@ def outcome_bars(counts: Mapping[str, Sequence[int]], labels: Sequence[str]) -> 
     axis.invert_yaxis()
     axis.set_xlabel("runs")
     figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize=9)
+    sns.despine(ax=axis)
+    return figure
+
+
+def orders(
+    pictures: Mapping[str, tuple[Sequence[Sequence[str]], Sequence[bool]]], names: Sequence[str]
+) -> Figure:
+    """Every order of small steps as a row of cells, wrong ones above, one panel a title.
+
+    Args:
+        pictures: Title, then the orders (whose step it is, step by step) and whether each is wrong.
+        names: The requests, in the order of their colours.
+    """
+    colours, hatches = owner_colours(names), owner_hatches(names)
+    figure, axes = plt.subplots(
+        1, len(pictures), figsize=(4.2 * len(pictures), 5.2), layout="constrained", squeeze=False
+    )
+    for axis, (title, (all_orders, wrong)) in zip(axes[0], pictures.items(), strict=True):
+        ranked = sorted(range(len(all_orders)), key=lambda i: (not wrong[i], list(all_orders[i])))
+        picture = np.array([[names.index(n) for n in all_orders[i]] for i in ranked])
+        shades = np.array([matplotlib.colors.to_rgb(colours[n]) for n in names])
+        image = shades[picture] * 0.55 + 0.45
+        bad = sum(wrong)
+        image[bad:] = image[bad:] * 0.25 + 0.75
+        axis.imshow(image, aspect="auto", interpolation="nearest")
+        axis.axhline(bad - 0.5, color="black", lw=1.2)
+        axis.set(xlabel="step", ylabel="order, wrong ones above the line")
+        axis.set_title(f"{title}: {bad} of {len(wrong)} wrong", loc="left")
+    handles = [Patch(fc=colours[n], hatch=hatches[n], alpha=0.55, label=n) for n in names]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def chance_to_find(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Figure:
+    """How likely so many random orders meet a bug: title, then numbers of orders and chances."""
+    figure, axis = plt.subplots(figsize=(6.5, 3.2), layout="constrained")
+    looks = zip((BLUE, ORANGE, GREEN, PURPLE, GREY), "osD^v", strict=True)
+    for (name, (counts, chances)), (colour, marker) in zip(curves.items(), looks, strict=False):
+        axis.plot(counts, chances, color=colour, marker=marker, label=name)
+    axis.set(xscale="log", xlabel="random orders tried", ylabel="chance to meet the bug")
+    axis.set_ylim(0, 1.05)
+    axis.legend(frameon=False, fontsize=8, loc="center right")
+    sns.despine(ax=axis)
+    return figure
+
+
+def smallest_numbers(table: pd.DataFrame) -> Figure:
+    """How many requests a fault needs to show: columns fault, kind, needs (0: not shown)."""
+    needs = sorted(table.needs.unique(), key=lambda n: (n == 0, n))
+    labels = [str(n) if n else "not shown" for n in needs]
+    figure, axis = plt.subplots(figsize=(8, 3.2), layout="constrained")
+    bottom = np.zeros(len(needs))
+    hatches = dict(zip(KIND_COLOURS, ("", "///", "...", "xxx", "--", "++"), strict=True))
+    for kind, colour in KIND_COLOURS.items():
+        height = np.array([((table.needs == n) & (table.kind == kind)).sum() for n in needs])
+        if height.any():
+            axis.bar(
+                labels,
+                height,
+                bottom=bottom,
+                color=colour,
+                alpha=0.75,
+                ec="white",
+                hatch=hatches[kind],
+                label=kind,
+            )
+            bottom += height
+    axis.set(xlabel="requests that are needed", ylabel="faults")
+    axis.legend(frameon=False, fontsize=9)
     sns.despine(ax=axis)
     return figure
