@@ -50,9 +50,9 @@ step() {
 }
 
 echo "Making the environment in .venv (a few minutes, once) ..."
-rm -f .venv/.complete
 # An environment of another Python, or one that was left half made, is made anew.
-if [ -x .venv/bin/python ] && ! enough .venv/bin/python; then rm -rf .venv; fi
+if [ ! -f .venv/.complete ] || ! enough .venv/bin/python; then rm -rf .venv; fi
+rm -f .venv/.complete
 step "$found" -m venv .venv
 step .venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt -r ci/requirements.txt
 step .venv/bin/python -m pip install --disable-pip-version-check --no-deps -e .

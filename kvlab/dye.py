@@ -288,9 +288,9 @@ class DyedModel(Observer):
             count = len(chains) - done
             positions = list(range(done, done + count))
             if position_ids is None:
-                said = forward.leases[b].cache.get_seq_length()
-                sizes = forward.leases[b].cache.get_mask_sizes(count, 0)
-                if tuple(sizes) != (done + count, 0):
+                said = int(forward.leases[b].cache.get_seq_length())
+                rows, offset = forward.leases[b].cache.get_mask_sizes(count, 0)
+                if rows < done + count or offset:  # more rows than that are masked
                     self._note("mask", b, 0, 0)
             else:
                 said = int(position_ids[b, 0])

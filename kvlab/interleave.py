@@ -45,6 +45,12 @@ def moves(text: str) -> list[Move]:
     return found
 
 
+def among(order: Sequence[Move], names: Sequence[str]) -> list[Move]:
+    """The same order without the requests that are not among `names`."""
+    kept = [Move(tuple(n for n in m.requests if n in names), m.abort) for m in order]
+    return [move for move in kept if move.requests]
+
+
 def steps_of(request: Request, chunk: int | None = None) -> int:
     """Small steps of a whole life when nothing is cached: admit, prefill, decodes, release."""
     chunks = 1 if chunk is None else -(-len(request.tokens) // chunk)

@@ -188,7 +188,7 @@ class Executor:
         """
         leases = [self.leases[r.request.id] for r in runs]
         counts = [len(n) for n in news]
-        starts = [lease.cache.get_seq_length() for lease in leases]
+        starts = [int(lease.cache.get_seq_length()) for lease in leases]
         for lease, new in zip(leases, news, strict=True):
             if hasattr(lease, "announce"):
                 lease.announce(new)

@@ -158,7 +158,7 @@ def capacity(bench: Bench) -> None:
         bench.serial([bench.request("full", fill, 340, min(12, bench.limit - fill + 1))])
         bench.serial([bench.request("filled", bench.limit - 1, 344, 2)])
     pool = bench.pool()
-    neighbour = bench.request("neighbour", max(1, min(4, bench.limit - 3)), 341)
+    neighbour = bench.request("neighbour", max(1, min(4, bench.limit - 3)), 341, 1)
     too_long = bench.request("too-long", bench.limit, 342, 2)
     lease = pool.admit(neighbour)
     try:
@@ -204,7 +204,7 @@ def every_number(bench: Bench) -> None:
     for count in range(1, most + 1) if bench.full else sorted({1, 2, min(8, most), most}):
         requests = _mixed(bench, count, seed=500 + 20 * count)
         bench.orders(requests, together(requests, batched=count % 2 == 0))
-    requests = _mixed(bench, most + 1, seed=900)
+    requests = bench.fits(*_mixed(bench, most + 1, seed=900))
     runs = run(bench.model, requests, bench.pool(), "round_robin", most + 1)
     for name, one in runs.items():
         bench.judge(name, one)

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 from kvlab.dye import DyedModel, Misread, OverHit
-from kvlab.interleave import Move, replay
+from kvlab.interleave import Move, among, replay
 from kvlab.observe.conflicts import Conflict, conflicts
 from kvlab.pools.contract import CachePool, PoolFull
 from kvlab.request import Context, Request
@@ -109,7 +109,7 @@ class Stage:
         pool = self.pool()
         for count in range(24):
             try:
-                pool.admit(self.request(f"probe {count}", 5, count, self.small - 4))
+                pool.admit(Request(f"probe {count}", (3 + count,), self.small))
             except PoolFull:
                 return max(count, 1)
         return 24
@@ -148,7 +148,7 @@ class Stage:
         """One after another; names may come back."""
 
         def scene(dyed: DyedModel) -> None:
-            for request in requests:
+            for request in self.fits(*requests):
                 run(dyed, [request], dyed.pool, "serial", observers=[dyed])
 
         return scene
@@ -162,8 +162,11 @@ class Stage:
     ) -> Callable[[DyedModel], Any]:
         """Move by move."""
 
+        kept = self.fits(*requests)
+        moves = among(order, [r.id for r in kept])
+
         def scene(dyed: DyedModel) -> None:
-            replay(dyed, requests, dyed.pool, order, [dyed], lock, chunk)
+            replay(dyed, kept, dyed.pool, moves, [dyed], lock, chunk)
 
         return scene
 
@@ -173,8 +176,8 @@ def together(requests: Sequence[Request], batched: bool = False) -> list[Move]:
     before the last has come to its end."""
     names = [r.id for r in requests]
     one_by_one = [Move((n,)) for n in names]
-    steps = max(r.max_new_tokens for r in requests) - 1
-    decode = [Move(tuple(names))] if batched else one_by_one
+    steps = max((r.max_new_tokens for r in requests), default=1) - 1
+    decode = [Move(tuple(names))] if batched and names else one_by_one
     return [*one_by_one, *one_by_one, *(decode * steps)]
 
 

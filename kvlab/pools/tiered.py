@@ -92,22 +92,24 @@ class TieredCachePool:
             )
         if request.id in self.leases:
             raise ValueError(f"request id {request.id!r} is already admitted; ids must be unique")
-        hit = 0
-        shared: list[int] = []
+        longest, found = 0, []
         if self.share:
-            hit, shared = self.tree.match(request.context, request.tokens[:-1])
-        arena.retain(shared)  # from here on nobody evicts them
-        needed = total - hit // size
-        if needed > len(arena.free) + self.tree.evictable:
+            longest, found = self.tree.match(request.context, request.tokens[:-1])
+        # A shared prefix keeps a whole node of the tree from being evicted, and a block that is
+        # shared in part costs one more. So a shorter hit, or none, may fit where the longest does
+        # not: what fits into an empty pool always does.
+        for hit in dict.fromkeys((longest, longest - longest % size, 0)):
+            shared = found[: -(-hit // size)]
+            needed = total - hit // size
+            arena.retain(shared)  # from here on nobody evicts them
+            if self._make_room(needed):
+                break
             arena.release(shared)
+        else:
             raise PoolFull(
                 f"request {request.id!r} needs {needed} blocks, {len(arena.free)} are free and "
                 f"{self.tree.evictable} can be evicted; release a request first"
             )
-        self._evict(needed)
-        if needed > len(arena.free):
-            arena.release(shared)
-            raise PoolFull(f"request {request.id!r} needs {needed} blocks; release one first")
         own = arena.allocate(needed)
         # A prefix may end inside of a block. That block is read until the first write, which
         # copies it into the first of the request's own blocks.
@@ -139,6 +141,13 @@ class TieredCachePool:
         block = self.arena.allocate(1)
         self.log("admit", lease.request, block, lease.length, 0)
         return block[0]
+
+    def _make_room(self, needed: int) -> bool:
+        """Whether so many blocks are free now, after evicting prefixes without readers."""
+        if needed > len(self.arena.free) + self.tree.evictable:
+            return False
+        self._evict(needed)
+        return needed <= len(self.arena.free)
 
     def _evict(self, count: int) -> None:
         """Make room for `count` blocks, as far as there are prefixes without readers."""

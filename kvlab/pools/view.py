@@ -94,7 +94,7 @@ class BatchView(Cache):
         self.leases, self.counts = leases, counts
         if any(getattr(layer, "is_sliding", False) for x in leases for layer in x.cache.layers):
             raise ValueError("models with sliding windows cannot be batched here; use batch_size=1")
-        self.starts = [lease.cache.get_seq_length() for lease in leases]
+        self.starts = [int(lease.cache.get_seq_length()) for lease in leases]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -105,6 +105,9 @@ class BatchView(Cache):
             )
             for b, (lease, count) in enumerate(zip(self.leases, self.counts, strict=True))
         ]
+        # A cache of fixed size hands out rows behind those that are written: nobody reads them.
+        ends = [s + c for s, c in zip(self.starts, self.counts, strict=True)]
+        read = [(k[:, :, :end], v[:, :, :end]) for (k, v), end in zip(read, ends, strict=True)]
         longest = max(k.shape[2] for k, _ in read)
 
         def padded(rows: list[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from kvlab.conformance import CASES, check, play_again
 from kvlab.conformance.__main__ import main
@@ -100,6 +100,31 @@ def test_a_strangers_pool_passes_and_has_no_capacity(references):
     assert report.ok, str(report)
     assert report.sharing == "isolates by not sharing"
     assert [r.case for r in report.rows if r.result == "not applicable"] == ["capacity"]
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        lambda c: SimpleCachePool.for_model(c, 1, 64),
+        lambda c: SimpleCachePool.for_model(c, 3, 8),
+        lambda c: SimpleCachePool.for_model(c, 2, 3),
+        lambda c: TieredCachePool.for_model(c, 6, block_size=4),
+        lambda c: TieredCachePool.for_model(c, 80, block_size=1),
+    ],
+    ids=["one slot", "eight rows", "three rows", "six blocks", "blocks of one"],
+)
+def test_small_pools_of_ours_pass(references, factory):
+    report = check(factory, references=references)
+    assert report.ok, str(report)
+
+
+def test_a_pool_of_static_caches_passes(references):
+    class Static(Wraps):
+        def admit(self, request):
+            return Lease(StaticCache(config=self.config, max_cache_len=256))
+
+    report = check(Static, references=references)
+    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("pool_type", [WrapsAndForgets, Three])

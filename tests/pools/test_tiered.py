@@ -1,5 +1,7 @@
 """The tiered pool isolates: the tokens of the cold recompute, whatever shares or aborts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import prompt, tiny_llama
@@ -306,3 +308,13 @@ TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
 )
+
+
+def test_a_twin_of_a_prompt_that_fills_the_pool_is_served_without_its_prefix(tiny):
+    """Found by the conformance suite: a shared block in part costs one block more than there is."""
+    pool = TieredCachePool.for_model(tiny.config, 6, block_size=4)
+    first = prompt("first", 18, 0, 6)
+    twin = replace(first, id="twin")
+    runs = run(tiny, [first, twin], pool, "serial")
+    assert runs["twin"].tokens == runs["first"].tokens
+    pool.check()
