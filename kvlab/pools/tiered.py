@@ -92,7 +92,8 @@ class TieredCachePool:
             )
         if request.id in self.leases:
             raise ValueError(f"request id {request.id!r} is already admitted; ids must be unique")
-        longest, found = 0, []
+        longest = 0
+        found: list[int] = []
         if self.share:
             longest, found = self.tree.match(request.context, request.tokens[:-1])
         # A shared prefix keeps a whole node of the tree from being evicted, and a block that is
