@@ -10,8 +10,12 @@ from transformers import DynamicCache
 from kvlab.diagnose import diagnose
 from kvlab.diagnose.__main__ import load_factory, main
 from kvlab.dye import Contract, DyedModel
+from kvlab.faults import make_pool
 from kvlab.models import tiny_model
 from kvlab.pools import PrivatePool, SimpleCachePool, TieredCachePool
+from kvlab.pools.radix import PrefixTree, known
+from kvlab.pools.simple import SlotLease
+from kvlab.pools.view import SlotLayer
 from kvlab.request import Request
 from kvlab.schedule import run
 
@@ -114,6 +118,66 @@ def test_a_strangers_correct_pool_has_no_fault(pool_type):
 )
 def test_a_strangers_faulty_pool_gets_its_class(pool_type, kind):
     diagnosis = diagnose(pool_type, tiny_model())
+    assert diagnosis.kind == kind, str(diagnosis)
+
+
+class OldestWhenFull(SimpleCachePool):
+    def free_slot(self, request):
+        free = super().free_slot(request)
+        return 0 if free is None else free
+
+
+class WritesOneEarly(SlotLayer):
+    def update(self, key, value, *args, **kwargs):
+        at = self.counter[self.layer]
+        if key.shape[2] > 1 or at <= 8:
+            return super().update(key, value)
+        self.counter[self.layer] = at - 1
+        super().update(key, value)
+        self.counter[self.layer] = at + 1
+        return self.keys[:, :, : at + 1], self.values[:, :, : at + 1]
+
+
+class ScalesLate(SlotLayer):
+    def update(self, key, value, *args, **kwargs):
+        key, value = super().update(key, value)
+        return key * (1.5 if self.counter[self.layer] > 12 else 1.0), value
+
+
+class SecondLayerStale(SlotLease):
+    def __init__(self, pool, request, slot):
+        super().__init__(pool, request, slot)
+        self.counter[1:] = [getattr(slot, "left", 0)] * (len(self.counter) - 1)
+
+    def wrote(self, start, count):
+        super().wrote(start, count)
+        self.slot.left = start + count
+
+
+class FirstFieldOnly(PrefixTree):
+    def root_key(self, context):
+        key = known(context)
+        return key and key[:1]
+
+
+def slots_with(layer=SlotLayer, lease=SlotLease):
+    held = type("Held", (lease,), {"layer_type": layer})
+    return type("Pool", (SimpleCachePool,), {"lease_type": held})
+
+
+@pytest.mark.parametrize(
+    ("pool_type", "kind"),
+    [
+        (OldestWhenFull, "lifetime"),
+        (slots_with(WritesOneEarly), "position"),
+        (slots_with(ScalesLate), "scale"),
+        (slots_with(lease=SecondLayerStale), "stale state"),
+        (type("Pool", (TieredCachePool,), {"tree_type": FirstFieldOnly}), "key"),
+    ],
+    ids=["oldest when full", "one early", "scales late", "second layer stale", "first field only"],
+)
+def test_faults_outside_the_catalogue_get_their_class(pool_type, kind):
+    diagnosis = diagnose(lambda config: make_pool(pool_type, config), tiny_model())
     assert diagnosis.kind == kind, str(diagnosis)
 
 
