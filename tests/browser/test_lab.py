@@ -207,7 +207,7 @@ def test_the_lab_works_in_jupyterlab(browser, jupyter):
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.get_by_role("status").filter(has_text="computing")).to_be_visible()
     expect(answer_of(page, "A")).to_contain_text("你问", timeout=30_000)
-    expect(page.get_by_label("two requests")).to_have_value("your own text")
+    expect(page.get_by_label("two requests")).to_have_value("your own text", timeout=30_000)
 
     page.keyboard.press("Control+s")
     page.wait_for_timeout(1500)
