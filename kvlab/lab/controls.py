@@ -214,6 +214,8 @@ class SlotLab:
                 self.pages[OWN, state].value = answers(scene)  # the text first, it is quick
                 self.preset.value = OWN
                 self.pages[OWN, state].value = page(scene)
+            # A busy page may have dropped the new choice while its own last move was under way.
+            self.preset.send_state("index")
             self._show_detail()
         finally:
             self.run.disabled = False
