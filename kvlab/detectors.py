@@ -15,7 +15,7 @@ from typing import Literal
 import pandas as pd
 from transformers import PreTrainedModel
 
-from kvlab.diagnose.scenes import PoolFactory, Stage, churn, fresh, together
+from kvlab.diagnose.scenes import Stage
 from kvlab.dye import common_prefix
 from kvlab.interleave import Move, replay
 from kvlab.observe import AttentionProbe, AttentionStep, Checksums, OwnershipGuard
@@ -27,6 +27,7 @@ from kvlab.references import FAR, References
 from kvlab.request import Context, Request, Run
 from kvlab.schedule import run
 from kvlab.verdict import Comparison
+from kvlab.workloads import PoolFactory, churn, fresh, together
 
 Arm = Literal["serial", "concurrent"]
 

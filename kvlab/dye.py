@@ -162,7 +162,6 @@ class DyedModel(Observer):
     Attributes:
         misreads: At most one for each request and forward pass.
         over_hits: See `OverHit`.
-        cached: Prompt tokens that hits have saved, by request.
     """
 
     def __init__(

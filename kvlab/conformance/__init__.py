@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from kvlab.conformance.bench import Bench, Failure, NotApplicable, Profile, play_again
 from kvlab.conformance.cases import CASES
-from kvlab.diagnose.scenes import PoolFactory
 from kvlab.models import tiny_model
 from kvlab.references import References
+from kvlab.workloads import PoolFactory
 
 __all__ = ["CASES", "Failure", "Report", "Row", "check", "play_again"]
 
@@ -103,7 +103,7 @@ def check(
     Args:
         pool_factory: `factory(model.config)` (or `factory()`) returns a fresh pool at every call.
         model: The model that serves; a tiny one of random weights by default.
-        profile: "quick" (seconds) or "full" (about a minute).
+        profile: "quick", for every change, or "full", which plays every order and every edge.
         block_size: Rows in a block, where the edges of a prefix lie.
         shares_prefixes: Whether requests that agree must report cached tokens: the positive
             control, since a pool that shares nothing passes everything else. `None`: only report.

@@ -19,8 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--profile", choices=("quick", "full"), default="quick")
     parser.add_argument("--block-size", type=int, default=16, help="rows in a block (16)")
     parser.add_argument("--max-requests", type=int, help="requests at once (default: found out)")
-    sharing = parser.add_mutually_exclusive_group()
-    sharing.add_argument(
+    parser.add_argument(
         "--shares-prefixes", action="store_true", help="equal requests must report cached tokens"
     )
     parser.add_argument("--json", type=Path, help="write the report to this file")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
-from kvlab.diagnose.scenes import PoolFactory, fresh
 from kvlab.dye import Contract, common_prefix
 from kvlab.interleave import Move, among, moves, replay
-from kvlab.pools.contract import CachePool, Lease, PoolFull
+from kvlab.pools.contract import CachePool, Lease
 from kvlab.pools.radix import known
 from kvlab.references import References
 from kvlab.request import Context, Request, Run
 from kvlab.schedule import run
+from kvlab.workloads import PoolFactory, fresh, longest_request, most_requests, random_request
 
 Profile = Literal["quick", "full"]
 
@@ -35,7 +34,8 @@ class Play:
 
     Attributes:
         requests: In the order of their ids in `order`.
-        order: The moves as a line, see `kvlab.interleave.moves`; "serial": one after another.
+        order: The moves as a line, see `kvlab.interleave.moves`. "serial": one after another;
+            "round_robin": all of them in one batch, who finds no room waits.
     """
 
     requests: tuple[Request, ...]
@@ -46,6 +46,8 @@ class Play:
         """Play it."""
         if self.order == "serial":
             return run(model, self.requests, pool)
+        if self.order == "round_robin":
+            return run(model, self.requests, pool, "round_robin", len(self.requests))
         return replay(model, self.requests, pool, moves(self.order), chunk=self.chunk)
 
 
@@ -126,9 +128,10 @@ class Bench:
         self.case, self.hits, self.runs = "", 0, 0
         self._alive: list[CachePool] = []
         self._plays: dict[int, list[Play]] = {}
-        self.limit = self._longest()
+        config = self.model.config
+        self.limit = longest_request(pool_factory, config, LIMIT)
         self.rows = min(self.limit, 160)
-        self.room = max_requests or self._most()
+        self.room = max_requests or most_requests(pool_factory, config, min(5, self.limit), 16)
 
     @property
     def full(self) -> bool:
@@ -166,34 +169,11 @@ class Bench:
         self._plays.clear()
         self._alive.clear()
 
-    def _longest(self) -> int:
-        """The longest request that a fresh pool admits, in rows, at most `LIMIT`."""
-        low, high = 1, LIMIT
-        while low < high:
-            middle = (low + high + 1) // 2
-            try:
-                fresh(self.factory, self.model.config).admit(Request("probe", (3,), middle))
-                low = middle
-            except (ValueError, PoolFull):
-                high = middle - 1
-        return low
-
-    def _most(self) -> int:
-        pool = fresh(self.factory, self.model.config)
-        for count in range(16):
-            try:
-                pool.admit(Request(f"probe-{count}", (3 + count,), min(5, self.limit)))
-            except PoolFull:
-                return max(1, count)
-        return 16
-
     def request(
         self, id: str, length: int, seed: int, new: int = 4, context: Context = ()
     ) -> Request:
-        """A random prompt of `length` tokens whose first token follows the seed."""
-        draw = random.Random(f"{seed} {length}")
-        rest = (draw.randrange(3, self.vocab) for _ in range(length - 1))
-        return Request(id, (3 + 7 * seed % (self.vocab - 3), *rest), new, context=context)
+        """A random prompt of `length` tokens, see `random_request`."""
+        return random_request(id, length, seed, self.vocab, new, context)
 
     def fits(self, *requests: Request) -> list[Request]:
         """Those that are not too long for this pool."""
@@ -211,15 +191,18 @@ class Bench:
         order: Sequence[Move],
         pool: CachePool | None = None,
         chunk: int | None = None,
-    ) -> bool:
-        """Move by move; whether everything was right."""
-        before = len(self.failures)
-        pool = self.pool() if pool is None else pool
+    ) -> None:
+        """Move by move."""
         kept = self.fits(*requests)  # a small pool has fewer guests, not other rules
         if kept:
             line = " ".join(map(str, among(order, [r.id for r in kept])))
-            self._play(Play(tuple(kept), line, chunk), pool)
-        return len(self.failures) == before
+            self._play(Play(tuple(kept), line, chunk), self.pool() if pool is None else pool)
+
+    def all_at_once(self, requests: Sequence[Request]) -> None:
+        """All of them in one batch; who finds no room waits for a release."""
+        kept = self.fits(*requests)
+        if kept:
+            self._play(Play(tuple(kept), "round_robin"), self.pool())
 
     def _play(self, play: Play, pool: CachePool) -> None:
         plays = self._plays[id(pool)]

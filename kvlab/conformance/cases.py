@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from kvlab.conformance.bench import LIMIT, Bench, NotApplicable
-from kvlab.diagnose.scenes import churn, together
 from kvlab.interleave import Move, interleavings, replay
 from kvlab.pools import PrivatePool
 from kvlab.pools.contract import PoolFull
 from kvlab.request import Context, Request
 from kvlab.schedule import run
+from kvlab.workloads import churn, together
 
 CONTEXTS: tuple[Context, ...] = (
     (),
@@ -204,10 +204,7 @@ def every_number(bench: Bench) -> None:
     for count in range(1, most + 1) if bench.full else sorted({1, 2, min(8, most), most}):
         requests = _mixed(bench, count, seed=500 + 20 * count)
         bench.orders(requests, together(requests, batched=count % 2 == 0))
-    requests = bench.fits(*_mixed(bench, most + 1, seed=900))
-    runs = run(bench.model, requests, bench.pool(), "round_robin", most + 1)
-    for name, one in runs.items():
-        bench.judge(name, one)
+    bench.all_at_once(_mixed(bench, most + 1, seed=900))
 
 
 def names_return(bench: Bench) -> None:

@@ -13,9 +13,9 @@ import importlib
 import os
 import sys
 
-from kvlab.diagnose.scenes import PoolFactory
 from kvlab.observe.conflicts import conflicts
 from kvlab.observe.events import read_log
+from kvlab.workloads import PoolFactory
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvlab.diagnose.scenes import Seen, Stage, churn, together
+from kvlab.diagnose.scenes import Seen, Stage
 from kvlab.interleave import Move
 from kvlab.request import Context, Request
+from kvlab.workloads import churn, together
 
 CONTEXTS: tuple[Context, ...] = (
     (),

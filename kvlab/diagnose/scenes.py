@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from kvlab.dye import DyedModel, Misread, OverHit
 from kvlab.interleave import Move, among, replay
 from kvlab.observe.conflicts import Conflict, conflicts
-from kvlab.pools.contract import CachePool, PoolFull
 from kvlab.request import Context, Request
 from kvlab.schedule import run
-
-PoolFactory = Callable[..., CachePool]
-"""`factory(config)`, or `factory()`: a fresh pool at every call."""
-
-
-def fresh(factory: PoolFactory, config: PretrainedConfig) -> CachePool:
-    """A new pool from a factory, with or without the model's configuration as argument."""
-    try:
-        inspect.signature(factory).bind(config)
-    except TypeError:
-        return factory()
-    except ValueError:  # a builtin without a signature
-        pass
-    return factory(config)
+from kvlab.workloads import PoolFactory, fresh, longest_request, most_requests, random_request
 
 
 @dataclass
@@ -87,42 +71,15 @@ class Stage:
         self.factory, self.model = factory, model
         self.config = model.config
         self.vocab = int(self.config.get_text_config().vocab_size)
-        self.rows = self._longest()
+        self.rows = longest_request(factory, self.config, 192)
         self.small = min(24, self.rows)
-        self.room = self._most()
-
-    def pool(self) -> CachePool:
-        return fresh(self.factory, self.config)
-
-    def _longest(self) -> int:
-        low, high = 2, 192
-        while low < high:
-            middle = (low + high + 1) // 2
-            try:
-                self.pool().admit(Request("probe", (3,), middle))
-                low = middle
-            except (ValueError, PoolFull):
-                high = middle - 1
-        return low
-
-    def _most(self) -> int:
-        pool = self.pool()
-        for count in range(24):
-            try:
-                pool.admit(Request(f"probe {count}", (3 + count,), self.small))
-            except PoolFull:
-                return max(count, 1)
-        return 24
+        self.room = most_requests(factory, self.config, self.small, 24)
 
     def request(
         self, id: str, length: int, seed: int, new: int = 4, context: Context = ()
     ) -> Request:
-        """A random prompt of `length` tokens."""
-        draw = random.Random(f"{seed} {length}")
-        # The first token follows the seed, so that prompts of one scene have nothing in common.
-        first = 3 + seed * 7 % (self.vocab - 3)
-        tokens = (first, *(draw.randrange(3, self.vocab) for _ in range(length - 1)))
-        return Request(id, tokens, new, context=context)
+        """A random prompt of `length` tokens, see `random_request`."""
+        return random_request(id, length, seed, self.vocab, new, context)
 
     def fits(self, *requests: Request) -> list[Request]:
         """Those that are not too long for this pool."""
@@ -130,7 +87,13 @@ class Stage:
 
     def play(self, *scenes: Callable[[DyedModel], Any], apart: bool = True) -> Seen:
         """Play scenes one after another on one fresh pool, and collect what was wrong."""
-        dyed = DyedModel(self.pool(), self.config, self.model.dtype, self.model.device, apart)
+        dyed = DyedModel(
+            fresh(self.factory, self.config),
+            self.config,
+            self.model.dtype,
+            self.model.device,
+            apart,
+        )
         seen = Seen()
         for scene in scenes:
             try:
@@ -169,41 +132,3 @@ class Stage:
             replay(dyed, kept, dyed.pool, moves, [dyed], lock, chunk)
 
         return scene
-
-
-def together(requests: Sequence[Request], batched: bool = False) -> list[Move]:
-    """All are admitted, then all prefilled, then they decode in turn or in one batch; none leaves
-    before the last has come to its end."""
-    names = [r.id for r in requests]
-    one_by_one = [Move((n,)) for n in names]
-    steps = max((r.max_new_tokens for r in requests), default=1) - 1
-    decode = [Move(tuple(names))] if batched and names else one_by_one
-    return [*one_by_one, *one_by_one, *(decode * steps)]
-
-
-def churn(
-    requests: Sequence[Request], seed: int, at_once: int, batched: bool = False, aborts: bool = True
-) -> list[Move]:
-    """Requests come and go in a seeded order, some of them aborted; at most `at_once` are there."""
-    draw = random.Random(seed)
-    left = {r.id: r.max_new_tokens + 2 for r in requests}
-    waiting = [r.id for r in requests]
-    inside: list[str] = []
-    order: list[Move] = []
-    while waiting or inside:
-        if waiting and len(inside) < at_once and draw.random() < 0.5:
-            inside.append(waiting.pop(0))
-        if not inside:
-            continue
-        name = draw.choice(inside)
-        if aborts and draw.random() < 0.08:
-            order.append(Move((name,), abort=True))
-            inside.remove(name)
-            continue
-        chosen = draw.sample(inside, min(len(inside), draw.randint(2, 5))) if batched else [name]
-        order.append(Move(tuple(chosen)))
-        for one in chosen:
-            left[one] -= 1
-            if left[one] <= 0:
-                inside.remove(one)
-    return order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from transformers import PretrainedConfig
 
@@ -10,10 +10,12 @@ from kvlab.diagnose import diagnose
 from kvlab.exercises.checking import check
 from kvlab.faults.catalogue import make_pool
 from kvlab.models import tiny_model
+from kvlab.observe import Event, parse_log
 from kvlab.pools import CachePool, SimpleCachePool, TieredCachePool
 from kvlab.pools.blocks import Scratch
 from kvlab.pools.radix import PrefixTree
 from kvlab.pools.simple import Slot
+from kvlab.workloads import PoolFactory
 
 
 class _First(SimpleCachePool):
@@ -52,7 +54,7 @@ _EXCLUDES = {
 }
 
 
-def mystery(number: int) -> type[CachePool]:
+def mystery(number: int) -> PoolFactory:
     """A factory of faulty pools that is not in the catalogue; look at what it does, not inside.
 
     Args:
@@ -65,7 +67,7 @@ def mystery(number: int) -> type[CachePool]:
     def factory(config: PretrainedConfig) -> CachePool:
         return make_pool(hidden, config)
 
-    return factory  # type: ignore[return-value]
+    return factory
 
 
 def check_mystery(number: int, kind: str | None) -> bool:
@@ -84,12 +86,10 @@ def check_mystery(number: int, kind: str | None) -> bool:
     return check(f"6.{number}", attempt)
 
 
-def check_conflict(finder: object, number: str = "6.4") -> bool:
+def check_conflict(finder: Callable[[Sequence[Event]], Iterable[str]], number: str = "6.4") -> bool:
     """`finder(events)` returns the requests that write into a place which another one holds."""
 
     def attempt() -> str | None:
-        from kvlab.observe import parse_log
-
         def line(kind: str, request: str, place: int, start: int, length: int, time: int) -> dict:
             return {
                 "kind": kind,
@@ -109,10 +109,10 @@ def check_conflict(finder: object, number: str = "6.4") -> bool:
             line("write", "b", 0, 0, 2, 4),
         ]
         dirty = [*clean, line("admit", "c", 0, 0, 0, 5), line("write", "c", 0, 0, 2, 6)]
-        got = set(finder(parse_log(clean).events))  # type: ignore[operator]
+        got = set(finder(parse_log(clean).events))
         if got:
             return f"nobody holds place 0 any more when 'b' writes: you accuse {sorted(got)}."
-        got = set(finder(parse_log(dirty).events))  # type: ignore[operator]
+        got = set(finder(parse_log(dirty).events))
         if not got:
             return "'b' still holds place 0 when 'c' writes into it: nothing was found."
         return None if got == {"c"} else f"only 'c' writes into a held place, not {sorted(got)}."

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from kvlab.conformance import check as run_suite
-from kvlab.diagnose.scenes import PoolFactory
 from kvlab.exercises.checking import check
+from kvlab.workloads import PoolFactory
 
 
 def check_orders(orders: Callable[[int, int], int], number: str = "8.1") -> bool:
