@@ -16,6 +16,7 @@ import torch
 from kvlab.forward import Observer
 from kvlab.models import LoadedModel
 from kvlab.pools import CachePool, PoolFull, TieredCachePool
+from kvlab.pools.tiered_lease import TieredLease
 from kvlab.prompts import ZH
 from kvlab.request import Request, Run
 from kvlab.schedule import run
@@ -79,10 +80,19 @@ def blocks_in_use(
     for i in range(n):
         # Half of the private rows belong to the prompt.
         prompt = (*range(prefix), *range(10**6 + i * 10**4, 10**6 + i * 10**4 + private // 2))
-        lease = pool.admit(Request(f"r{i}", prompt, prefix + private - len(prompt) + 1))
-        rows = torch.zeros(1, 1, len(prompt) - lease.num_cached_tokens, 1)
-        lease.cache.layers[0].update(rows, rows)
+        admit_written(pool, Request(f"r{i}", prompt, prefix + private - len(prompt) + 1))
     return num_blocks - len(pool.arena.free)
+
+
+def admit_written(pool: TieredCachePool, request: Request) -> TieredLease:
+    """Admit a request and write its prompt into a pool of one layer, one head and one number a row.
+
+    For questions about blocks and hits, which need no model.
+    """
+    lease = pool.admit(request)
+    rows = torch.zeros(1, 1, len(request.tokens) - lease.num_cached_tokens, 1)
+    lease.cache.layers[0].update(rows, rows)
+    return lease
 
 
 def smallest_pool(n: int, prefix: int, private: int, share: bool, block_size: int = 16) -> int:

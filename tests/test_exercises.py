@@ -22,6 +22,8 @@ CHECKS = [
     exercises.check_conflict,
     exercises.check_orders,
     exercises.check_pool,
+    exercises.check_fewest,
+    exercises.check_context,
 ]
 
 
@@ -181,3 +183,15 @@ def test_intruders_are_told_apart_from_neighbours(capsys):
     told = capsys.readouterr().out
     assert "nothing was found" in told
     assert "you accuse" in told
+
+
+def test_known_mistakes_with_contexts_and_probes_are_named(capsys):
+    assert not exercises.check_fewest(lambda alpha: 3)
+    assert not exercises.check_context(lambda tenant, user, secret: (("tenant", tenant),))
+    assert "a colleague" in capsys.readouterr().out
+    assert not exercises.check_context(lambda t, u, s: (("salt", t + u + s.decode()),))
+    assert "tag or separate" in capsys.readouterr().out
+    assert not exercises.check_context(lambda t, u, s: (("tenant", t), ("user", u)))
+    assert "make up the salt" in capsys.readouterr().out
+    assert not exercises.check_context(lambda t, u, s: None)
+    assert "nobody hits" in capsys.readouterr().out

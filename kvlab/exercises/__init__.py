@@ -6,10 +6,13 @@ from kvlab.exercises.causes import check_conflict, check_mystery, mystery
 from kvlab.exercises.conformance import check_orders, check_pool
 from kvlab.exercises.experiment import check_first_difference, check_judge
 from kvlab.exercises.pools import check_saved, check_write
+from kvlab.exercises.timing import check_context, check_fewest
 
 __all__ = [
     "check_conflict",
+    "check_context",
     "check_distance",
+    "check_fewest",
     "check_first_difference",
     "check_foreign",
     "check_judge",

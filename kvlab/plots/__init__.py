@@ -27,6 +27,7 @@ from kvlab.plots.fingerprints import (
 from kvlab.plots.lab import Panel, lab_scene, side_by_side, step_detail
 from kvlab.plots.style import save, use_style
 from kvlab.plots.tiers import block_holders, blocks, lookup_times, memory_saved, sweep
+from kvlab.plots.timing import hits_and_misses, price_and_leak, probes_needed
 
 __all__ = [
     "Panel",
@@ -39,6 +40,7 @@ __all__ = [
     "confusion",
     "detector_matrix",
     "first_wrong_token",
+    "hits_and_misses",
     "kv_heatmap",
     "lab_scene",
     "layers_by_difference",
@@ -48,6 +50,8 @@ __all__ = [
     "orders",
     "outcome_bars",
     "prefix_positions",
+    "price_and_leak",
+    "probes_needed",
     "roc_curves",
     "save",
     "side_by_side",
