@@ -2,6 +2,7 @@
 # make test        lint, types, unit tests, and every notebook once in its fast form
 # make lab         open the first notebook in JupyterLab
 # make bench       what sharing a prefix saves, beside transformers' own caches
+# make engines     audit transformers, llama.cpp, vLLM and OpenVINO, each in an environment of its own (ENGINE=vllm)
 # make html        the notebooks as web pages whose switches work without kernel and network
 #
 # Each of them makes the environment .venv first, and again only when a requirements file changes.
@@ -11,11 +12,12 @@ PYTHON ?=
 MODEL ?=
 FAST ?=
 ONLY ?=
+ENGINE ?= transformers llama_cpp vllm openvino
 BIN := .venv/bin
 
 REPRODUCE = $(BIN)/python ci/reproduce.py $(if $(MODEL),--model "$(MODEL)") $(if $(filter-out 0 false False,$(FAST)),--fast) $(if $(ONLY),--only "$(ONLY)")
 
-.PHONY: reproduce accept test lab bench html clean
+.PHONY: reproduce accept test lab bench engines html clean
 
 reproduce: .venv
 	@$(REPRODUCE)
@@ -40,6 +42,10 @@ lab: .venv
 
 bench: .venv
 	@$(BIN)/python ci/bench.py
+
+engines: .venv
+	@for engine in $(ENGINE); do echo "== $$engine"; PYTHON="$(PYTHON)" sh ci/engines/$$engine.sh || exit; done
+	@$(BIN)/python ci/engines_table.py
 
 html: .venv
 	@$(BIN)/python ci/export.py

@@ -96,7 +96,8 @@ class Evidence:
     def __init__(
         self, factory: PoolFactory, references: References, workload: Sequence[Session]
     ) -> None:
-        self.factory, self.references, self.workload = factory, references, workload
+        self.factory, self.workload = factory, workload
+        self.references = references.beside(factory)
         self._played: dict[bool, list[Played]] = {}
 
     def played(self, lock: bool = False) -> list[Played]:

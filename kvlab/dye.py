@@ -182,6 +182,7 @@ class DyedModel(Observer):
         self.lives: dict[str, _Life] = {}  # the newest life of each name
         self.all_lives: list[_Life] = []
         self._rows: dict[int, Float[Tensor, "L 2 G D"]] = {}
+        self._sizes: dict[int, float] = {}
         self._indexed = 0  # of these, how many `_labels` and `_scalars` know
         self._labels: dict[bytes, Label] = {}
         self._scalars: dict[float, Label] = {}
@@ -259,18 +260,19 @@ class DyedModel(Observer):
         for token in tokens:
             chain = zlib.crc32(f"{chain} {token}".encode())
             chains.append(chain)
+            # Requests differ in size as real ones do, so that a foreign scale shows; the rows of one
+            # request do not, so that it may have one scale.
+            self._sizes.setdefault(chain, 2.0 ** (chains[0] % 6))
         return chains, done
 
     def _row(self, chain: int) -> Float[Tensor, "L 2 G D"]:
         """The keys and values of one row, drawn once from its chain."""
         if chain not in self._rows:
             draw = np.random.default_rng(chain)
-            # Requests differ in size as real ones do, so that a foreign scale shows.
-            size = 2.0 ** (chain % 4)
             row = torch.from_numpy(
-                draw.standard_normal((self.layers, 2, self.heads, self.dim)).astype("float32")
+                draw.uniform(-1, 1, (self.layers, 2, self.heads, self.dim)).astype("float32")
             )
-            row = (row * size).to(self.dtype)
+            row = (row * self._sizes[chain]).to(self.dtype)
             self._rows[chain] = row.float()
         return self._rows[chain]
 
@@ -349,6 +351,10 @@ class DyedModel(Observer):
             self._note("nobody", b, row, layer)
             return
         label, exact = self._lookup(got)
+        own = self._rows[chains[row]][layer, part, head]
+        # Cut off at a scale that is far too small, little more than the signs of a row are left.
+        if not exact and torch.nn.functional.cosine_similarity(own, got, dim=-1) > 0.8:
+            label = Label(chains[row], layer, part, head)
         if label is None:
             self._note("unknown", b, row, layer)
         elif label.chain == chains[row]:
@@ -377,9 +383,12 @@ class DyedModel(Observer):
         label = self._labels.get(got.numpy().tobytes())
         if label is not None:
             return label, True
-        for number in got.tolist():  # its numbers in another order
-            if number in self._scalars:
-                return self._scalars[number], True
+        numbers = set(got.tolist())
+        for number in numbers & self._scalars.keys():  # its numbers in another order
+            label = self._scalars[number]
+            row = self._rows[label.chain][label.layer, label.value, label.head]
+            if len(numbers & set(row.tolist())) > 1:  # one alone may be a row's largest, in codes
+                return label, True
         chains = list(self._rows)
         everything = torch.stack([self._rows[c] for c in chains]).flatten(0, 3)
         alike = torch.nn.functional.cosine_similarity(everything, got[None], dim=-1)

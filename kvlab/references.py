@@ -7,11 +7,13 @@ import random
 from transformers import PreTrainedModel
 
 from kvlab.decode import recompute
+from kvlab.interleave import Move, replay
 from kvlab.observe import AttentionProbe, AttentionStep
-from kvlab.pools import PrivatePool
+from kvlab.pools import CachePool, PoolForEach, PrivatePool
 from kvlab.request import Request, Run
 from kvlab.schedule import run
-from kvlab.verdict import Comparison, compare, measure_tolerance
+from kvlab.verdict import Comparison, compare, drift, measure_tolerance
+from kvlab.workloads import PoolFactory, fresh
 
 FAR = 10
 """A logit is far off if it moved this many tolerances; a tolerance is the largest of a sample."""
@@ -22,10 +24,18 @@ class References:
 
     Args:
         tolerance: How far rounding moves a logit; measured on random prompts by default.
+        alone: Makes a pool that rounds what it keeps (8-bit codes). Then the right answer is that
+            of the request alone in a fresh pool, and the tolerance is how far it moves with the
+            size of a prompt's chunks: a lone request, so nothing of others can widen it.
     """
 
-    def __init__(self, model: PreTrainedModel, tolerance: float | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tolerance: float | None = None,
+        alone: PoolFactory | None = None,
+    ) -> None:
+        self.model, self.alone = model, alone
         self._runs: dict[tuple[tuple[int, ...], int], Run] = {}
         self._attention: dict[tuple[tuple[int, ...], int], list[AttentionStep]] = {}
         self.tolerance = self._measured() if tolerance is None else tolerance
@@ -37,13 +47,33 @@ class References:
             Request(f"r{i}", tuple(draw.randrange(3, vocab) for _ in range(2 + 7 * i % 31)), 6)
             for i in range(48)
         ]
-        return measure_tolerance(self.model, requests, {r.id: self.run(r) for r in requests})
+        if self.alone is None:
+            return measure_tolerance(self.model, requests, {r.id: self.run(r) for r in requests})
+        return max(drift(self.run(r), self._in_chunks(r, n)) for r in requests[:24] for n in (1, 5))
+
+    def beside(self, factory: PoolFactory) -> References:
+        """The references for the pools of a factory: its own where they round (`pool.rounds`)."""
+        pool = fresh(factory, self.model.config)
+        return References(self.model, alone=factory) if getattr(pool, "rounds", False) else self
+
+    def private(self) -> CachePool:
+        """A pool that shares nothing, and rounds as the pools that are judged."""
+        alone, config = self.alone, self.model.config
+        return PrivatePool(config) if alone is None else PoolForEach(lambda: fresh(alone, config))
+
+    def _in_chunks(self, request: Request, chunk: int) -> Run:
+        chunks = -(-len(request.tokens) // chunk)
+        order = [Move((request.id,))] * (1 + chunks + request.max_new_tokens)
+        return replay(self.model, [request], self.private(), order, chunk=chunk)[request.id]
 
     def run(self, request: Request) -> Run:
-        """The cold recompute."""
+        """The cold recompute; or the request alone in a fresh pool, where that rounds."""
         key = (request.tokens, request.max_new_tokens)
         if key not in self._runs:
-            self._runs[key] = recompute(self.model, request)
+            if self.alone is None:
+                self._runs[key] = recompute(self.model, request)
+            else:
+                self._runs[key] = run(self.model, [request], self.private())[request.id]
         return self._runs[key]
 
     def judge(self, run: Run) -> Comparison:
@@ -58,10 +88,10 @@ class References:
         return seen.verdict == "contaminated" or seen.drift > FAR * self.tolerance
 
     def attention(self, request: Request) -> list[AttentionStep]:
-        """Attention of a run with a private cache."""
+        """Attention of a run alone."""
         key = (request.tokens, request.max_new_tokens)
         if key not in self._attention:
             probe = AttentionProbe()
-            run(self.model, [request], PrivatePool(self.model.config), observers=[probe])
+            run(self.model, [request], self.private(), observers=[probe])
             self._attention[key] = probe.steps[request.id]
         return self._attention[key]

@@ -63,16 +63,18 @@ def compare_times(
             f"{len(a)} hits and {len(b)} misses can never reach alpha = {alpha}; take more probes"
         )
 
-    def auc(hits: np.ndarray, misses: np.ndarray) -> float:
-        u = stats.mannwhitneyu(misses, hits).statistic
-        return float(u / (len(hits) * len(misses)))
+    def auc(hits: np.ndarray, misses: np.ndarray, axis: int = -1) -> np.ndarray:
+        u = stats.mannwhitneyu(misses, hits, axis=axis, method="asymptotic").statistic
+        return u / (hits.shape[axis] * misses.shape[axis])
 
     interval = stats.bootstrap(
-        (a, b), auc, n_resamples=500, method="percentile", vectorized=False, rng=0
+        (a, b), auc, n_resamples=500, batch=100, method="percentile", rng=0
     ).confidence_interval
     spread = stats.median_abs_deviation(b) or np.finfo(float).tiny
     effect = float((np.median(b) - np.median(a)) / spread)
-    return Gap(ks_p(a, b), auc(a, b), float(interval.low), float(interval.high), effect, alpha)
+    return Gap(
+        ks_p(a, b), float(auc(a, b)), float(interval.low), float(interval.high), effect, alpha
+    )
 
 
 def ks_p(

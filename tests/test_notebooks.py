@@ -108,3 +108,14 @@ def test_every_link_and_picture_of_the_readme_exists():
     for target in re.findall(r"\]\(([^)#]+)\)", readme):
         if not target.startswith("http"):
             assert (ROOT / target).exists(), target
+
+
+def test_the_readme_shows_the_audited_engines():
+    import sys
+
+    sys.path.insert(0, str(ROOT / "ci"))
+    import engines_table
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    between = readme.split(engines_table.START)[1].split(engines_table.END)[0]
+    assert between.strip() == engines_table.table()

@@ -120,6 +120,7 @@ def check(
         raise ValueError("block_size and max_requests must be at least 1")
     if references is None:
         references = References(model if model is not None else tiny_model())
+    references = references.beside(pool_factory)
     bench = Bench(pool_factory, references, profile, block_size, max_requests)
     report = Report(profile)
     for name, case in CASES.items():

@@ -12,7 +12,6 @@ from hypothesis.errors import NoSuchExample
 
 from kvlab.conformance.bench import LIMIT, Bench, NotApplicable
 from kvlab.interleave import Move, interleavings, replay
-from kvlab.pools import PrivatePool
 from kvlab.pools.contract import PoolFull
 from kvlab.request import Context, Request
 from kvlab.schedule import run
@@ -66,7 +65,7 @@ def private(bench: Bench) -> None:
     """The control: the same requests with a cache of their own. Must pass whatever the pool is."""
     requests = _mixed(bench, min(8, bench.room))
     for batch in (1, 8):
-        runs = run(bench.model, requests, PrivatePool(bench.model.config), "round_robin", batch)
+        runs = run(bench.model, requests, bench.references.private(), "round_robin", batch)
         for name, one in runs.items():
             bench.judge(name, one)
 

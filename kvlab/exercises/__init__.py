@@ -1,6 +1,7 @@
 """Checks for the exercises: each says what is right, or names the mistake that it recognises."""
 
 from kvlab.exercises.attention import check_distance, check_foreign, check_threshold, check_watch
+from kvlab.exercises.audit import EchoEngine, audited, check_leaky, check_trust
 from kvlab.exercises.cache import check_megabytes, check_rows, check_shared, check_step
 from kvlab.exercises.causes import check_conflict, check_mystery, mystery
 from kvlab.exercises.conformance import check_orders, check_pool
@@ -9,6 +10,8 @@ from kvlab.exercises.pools import check_saved, check_write
 from kvlab.exercises.timing import check_context, check_fewest
 
 __all__ = [
+    "EchoEngine",
+    "audited",
     "check_conflict",
     "check_context",
     "check_distance",
@@ -16,6 +19,7 @@ __all__ = [
     "check_first_difference",
     "check_foreign",
     "check_judge",
+    "check_leaky",
     "check_megabytes",
     "check_mystery",
     "check_orders",
@@ -25,6 +29,7 @@ __all__ = [
     "check_shared",
     "check_step",
     "check_threshold",
+    "check_trust",
     "check_watch",
     "check_write",
     "mystery",

@@ -1,6 +1,6 @@
 """Named faults: pools with one method that is wrong, sorted by what goes wrong."""
 
-from kvlab.faults import key, layout, lifetime, position, stale
+from kvlab.faults import key, layout, lifetime, position, scale, stale
 from kvlab.faults.catalogue import CATALOGUE, Delayed, Kind, bug, fault, make_pool
 from kvlab.faults.layout import misaligned
 
@@ -16,5 +16,6 @@ __all__ = [
     "make_pool",
     "misaligned",
     "position",
+    "scale",
     "stale",
 ]

@@ -50,10 +50,13 @@ def fault(name: str, kind: Kind, reports: Sequence[str] = ()) -> Callable[[P], P
 def make_pool(
     pool_type: PoolType, config: PretrainedConfig, **options: Any
 ) -> SimpleCachePool | TieredCachePool:
-    """A pool of a size that shows every fault: ten slots of 96 rows, or 64 blocks of 4."""
+    """A pool of a size that shows every fault: ten slots of 96 rows, or 64 blocks of 4.
+
+    `options` go to the pool, and may ask for other sizes.
+    """
     if issubclass(pool_type, SimpleCachePool):
-        return pool_type.for_model(config, num_slots=10, max_seq_len=96, **options)
-    return pool_type.for_model(config, num_blocks=64, block_size=4, **options)
+        return pool_type.for_model(config, **({"num_slots": 10, "max_seq_len": 96} | options))
+    return pool_type.for_model(config, **({"num_blocks": 64, "block_size": 4} | options))
 
 
 class Delayed:

@@ -1,5 +1,6 @@
 """All pictures that notebooks share. Importing it sets the look, once."""
 
+from kvlab.plots.audit import audit_arms, engine_grid, first_token_times
 from kvlab.plots.cache import (
     kv_heatmap,
     layers_by_difference,
@@ -34,11 +35,14 @@ __all__ = [
     "answer_strips",
     "attention_by_layer",
     "attention_pair",
+    "audit_arms",
     "block_holders",
     "blocks",
     "chance_to_find",
     "confusion",
     "detector_matrix",
+    "engine_grid",
+    "first_token_times",
     "first_wrong_token",
     "hits_and_misses",
     "kv_heatmap",

@@ -1,7 +1,8 @@
 """Where keys and values live."""
 
 from kvlab.pools.contract import CachePool, Lease, OwnedLease, Owner, PoolFull
-from kvlab.pools.private import PrivatePool
+from kvlab.pools.private import PoolForEach, PrivatePool
+from kvlab.pools.quantised import QuantisedSlotPool, QuantisedTieredPool
 from kvlab.pools.simple import SimpleCachePool
 from kvlab.pools.tiered import TieredCachePool
 from kvlab.pools.view import BatchView
@@ -12,8 +13,11 @@ __all__ = [
     "Lease",
     "OwnedLease",
     "Owner",
+    "PoolForEach",
     "PoolFull",
     "PrivatePool",
+    "QuantisedSlotPool",
+    "QuantisedTieredPool",
     "SimpleCachePool",
     "TieredCachePool",
 ]

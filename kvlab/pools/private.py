@@ -1,12 +1,13 @@
-"""PrivatePool: a transformers DynamicCache for each request; nothing is shared."""
+"""Pools in which nothing is shared: a cache, or a whole pool, for each request."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from transformers import Cache, DynamicCache, PretrainedConfig
 
-from kvlab.pools.contract import Lease
+from kvlab.pools.contract import CachePool, Lease
 from kvlab.request import Request
 
 
@@ -30,3 +31,22 @@ class PrivatePool:
 
     def release(self, lease: Lease) -> None:
         """Nothing to take back: the memory goes with the lease."""
+
+
+class PoolForEach:
+    """A fresh pool for each request: private, and rounded as the pools of `factory` round."""
+
+    def __init__(self, factory: Callable[[], CachePool]) -> None:
+        self.factory = factory
+        self._pools: dict[int, CachePool] = {}
+
+    def admit(self, request: Request) -> Lease:
+        """The first request of a pool that nobody else will use."""
+        pool = self.factory()
+        lease = pool.admit(request)
+        self._pools[id(lease)] = pool
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease back to its pool, and the pool up."""
+        self._pools.pop(id(lease)).release(lease)

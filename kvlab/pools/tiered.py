@@ -42,7 +42,8 @@ class TieredCachePool:
         events: A log of every operation, if you give it one; else `None`.
     """
 
-    arena_type, tree_type, scratch_type = BlockArena, PrefixTree, Scratch
+    arena_type: type[BlockArena] = BlockArena
+    tree_type, scratch_type = PrefixTree, Scratch
     lease_type, batch_type = TieredLease, TieredBatch
 
     def __init__(
