@@ -260,7 +260,7 @@ class DyedModel(Observer):
         for token in tokens:
             chain = zlib.crc32(f"{chain} {token}".encode())
             chains.append(chain)
-            # Requests differ in size as real ones do, so that a foreign scale shows; the rows of one
+            # Requests differ in size as real ones do, so that a foreign scale shows; rows of one
             # request do not, so that it may have one scale.
             self._sizes.setdefault(chain, 2.0 ** (chains[0] % 6))
         return chains, done

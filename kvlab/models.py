@@ -75,23 +75,25 @@ def load_model(name: str = "bundled", dtype: str = "float32", device: str = "cpu
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
-    if name == "smollm2":
-        model, tokenizer = _load_smollm2(DTYPES[dtype])
-    else:
-        source = _resolve(name)
-        bar = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()  # a bar of half a second is only noise in a notebook
-        try:
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # a bar of half a second is only noise in a notebook
+    try:
+        if name == "smollm2":
+            model, tokenizer = _load_smollm2(DTYPES[dtype])
+        else:
+            source = _resolve(name)
             model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype])
             tokenizer = AutoTokenizer.from_pretrained(source)
-        except OSError as error:
-            raise FileNotFoundError(
-                f"cannot load {name!r}: it is neither a folder with a checkpoint nor a model that "
-                f"can be fetched from the hub now ({str(error).splitlines()[0]})"
-            ) from error
-        finally:
-            if bar:
-                logging.enable_progress_bar()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise  # says what to do already
+        raise FileNotFoundError(
+            f"cannot load {name!r}: it is neither a folder with a checkpoint nor a model that "
+            f"can be fetched from the hub now ({str(error).splitlines()[0]})"
+        ) from error
+    finally:
+        if bar:
+            logging.enable_progress_bar()
     model = model.to(device).eval()
     use_kvlab_attention(model)
     return LoadedModel(name, model, tokenizer)

@@ -24,6 +24,8 @@ CHECKS = [
     exercises.check_pool,
     exercises.check_fewest,
     exercises.check_context,
+    exercises.check_scales,
+    exercises.check_noise,
     exercises.check_trust,
     exercises.check_leaky,
 ]

@@ -7,6 +7,7 @@ from kvlab.exercises.causes import check_conflict, check_mystery, mystery
 from kvlab.exercises.conformance import check_orders, check_pool
 from kvlab.exercises.experiment import check_first_difference, check_judge
 from kvlab.exercises.pools import check_saved, check_write
+from kvlab.exercises.precision import check_noise, check_scales
 from kvlab.exercises.timing import check_context, check_fewest
 
 __all__ = [
@@ -22,10 +23,12 @@ __all__ = [
     "check_leaky",
     "check_megabytes",
     "check_mystery",
+    "check_noise",
     "check_orders",
     "check_pool",
     "check_rows",
     "check_saved",
+    "check_scales",
     "check_shared",
     "check_step",
     "check_threshold",

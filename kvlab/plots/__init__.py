@@ -26,6 +26,7 @@ from kvlab.plots.fingerprints import (
     when_fired,
 )
 from kvlab.plots.lab import Panel, lab_scene, side_by_side, step_detail
+from kvlab.plots.precision import drift_by_precision
 from kvlab.plots.style import save, use_style
 from kvlab.plots.tiers import block_holders, blocks, lookup_times, memory_saved, sweep
 from kvlab.plots.timing import hits_and_misses, price_and_leak, probes_needed
@@ -41,6 +42,7 @@ __all__ = [
     "chance_to_find",
     "confusion",
     "detector_matrix",
+    "drift_by_precision",
     "engine_grid",
     "first_token_times",
     "first_wrong_token",

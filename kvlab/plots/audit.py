@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
@@ -87,7 +88,7 @@ def engine_grid(table: pd.DataFrame) -> Figure:
             axis.text(x + 0.475, y + 0.45, text, ha="center", va="center", fontsize=7.5)
     axis.set(xlim=(0, len(table.columns)), ylim=(len(table), 0))
     axis.set_yticks(np.arange(len(table)) + 0.45, list(table.index))
-    wrapped = [str(c).replace(", ", ",\n").replace(" a ", "\na ") for c in table.columns]
+    wrapped = [textwrap.fill(str(c), 14) for c in table.columns]
     axis.set_xticks(np.arange(len(table.columns)) + 0.475, wrapped, fontsize=7.5)
     axis.xaxis.tick_top()
     axis.tick_params(length=0)

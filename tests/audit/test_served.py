@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvlab.audit import Audit, Writer
+from kvlab.audit import Ask, Audit, Writer
 from kvlab.audit.__main__ import main
 from kvlab.audit.http import OpenAIEngine
 from kvlab.audit.local import PoolEngine, Speaker
@@ -47,23 +47,30 @@ def pool(kind):
     return make_pool(kind, MODEL.config, **sizes)
 
 
-def audit(engine, seed=0, kind=Untimed):
+def reference(kind):
+    """Pools of 8-bit codes round: their reference is the request alone in a fresh pool."""
+    if not getattr(kind, "rounds", False):
+        return recompute
+    return lambda prompt, n: PoolEngine("p", LOADED, pool(kind)).complete([Ask(prompt, n)])[0]
+
+
+def audit(engine, seed=0, kind=Untimed, of=TieredCachePool):
     return kind(
-        engine, Writer(encode, seed), 3, max_tokens=4, sentences=3, recompute=recompute
+        engine, Writer(encode, seed), 3, max_tokens=4, sentences=3, recompute=reference(of)
     ).run()
 
 
 def served(kind, seed=0):
     with serving(pool(kind)) as url:
         engine = OpenAIEngine(url, "tiny", 3, encode)
-        result = audit(engine, seed)
+        result = audit(engine, seed, of=kind)
         engine.close()
         return result
 
 
 @functools.cache
 def in_process(kind):
-    return audit(PoolEngine("pool", LOADED, pool(kind))).verdict
+    return audit(PoolEngine("pool", LOADED, pool(kind)), of=kind).verdict
 
 
 def test_many_faults_change_tokens_in_some_arm():
