@@ -1,4 +1,4 @@
-"""The passphrase experiment in 8 bits: weights through torchao, rows through our own pools.
+"""The passphrase experiment in 8 bits: of the weights, and of the rows of the cache.
 
 transformers' quantised caches belong to one request each and keep its newest rows in full
 precision, so nothing can be shared in them; hence the pools of `kvlab.pools.quantised`.
@@ -7,37 +7,36 @@ precision, so nothing can be shared in them; hence the pools of `kvlab.pools.qua
 from __future__ import annotations
 
 import copy
-import logging
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from kvlab.models import LoadedModel
 from kvlab.passphrase import Arm, Experiment
 from kvlab.pools import CachePool, PoolForEach, QuantisedSlotPool
-from kvlab.pools.quantised import Granularity
+from kvlab.pools.quantised import Granularity, row_scales
 from kvlab.request import Request, Run
 from kvlab.schedule import run
 from kvlab.verdict import drift
 
 
+def fake_int8(x: Tensor, scale: Tensor) -> Tensor:
+    """What is left of numbers in 8 bits: rounded to codes at `scale`, and back."""
+    return (x / scale).round().clamp(-127, 127) * scale
+
+
 def int8_weights(loaded: LoadedModel) -> LoadedModel:
-    """A copy of a model with the linear weights that torchao's 8 bits leave, a scale an output.
+    """A copy of a model whose linear layers keep what 8 bits leave of their weights.
 
-    The codes are turned back into numbers once: torchao's 8-bit product in float32 on a CPU takes
-    some hundred times as long, and gives the same up to the order of its sums.
+    One scale for each output. The products stay in float32: kernels for 8-bit weights change the
+    speed, not the question who may change whose answer.
     """
-    logging.disable(logging.WARNING)  # importing torchao warns of GPU libraries that are not there
-    try:
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-        model = copy.deepcopy(loaded.model)
-        quantize_(model, Int8WeightOnlyConfig())
-        for layer in model.modules():
-            if isinstance(layer, torch.nn.Linear) and hasattr(layer.weight, "dequantize"):
-                layer.weight = torch.nn.Parameter(layer.weight.dequantize(), requires_grad=False)
-    finally:
-        logging.disable(logging.NOTSET)
+    model = copy.deepcopy(loaded.model)
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            weight = layer.weight.detach()
+            layer.weight.data = fake_int8(weight, row_scales(weight))
     return LoadedModel(f"{loaded.name}, int8 weights", model, loaded.tokenizer)
 
 
@@ -102,8 +101,3 @@ def bytes_of_cache(pool: QuantisedSlotPool) -> tuple[int, int]:
     """Bytes of the codes and of the scales of a pool."""
     scales = sum(slot.scales.nbytes for slot in pool.slots)  # type: ignore[attr-defined]
     return pool.store.nbytes, scales
-
-
-def fake_int8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """What is left of numbers in 8 bits: rounded to codes at `scale`, and back."""
-    return (x / scale).round().clamp(-127, 127) * scale

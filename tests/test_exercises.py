@@ -26,6 +26,8 @@ CHECKS = [
     exercises.check_context,
     exercises.check_scales,
     exercises.check_noise,
+    exercises.check_reach,
+    exercises.check_line_key,
     exercises.check_trust,
     exercises.check_leaky,
 ]

@@ -9,6 +9,7 @@ from kvlab.exercises.experiment import check_first_difference, check_judge
 from kvlab.exercises.pools import check_saved, check_write
 from kvlab.exercises.precision import check_noise, check_scales
 from kvlab.exercises.timing import check_context, check_fewest
+from kvlab.exercises.vision import check_line_key, check_reach
 
 __all__ = [
     "EchoEngine",
@@ -21,11 +22,13 @@ __all__ = [
     "check_foreign",
     "check_judge",
     "check_leaky",
+    "check_line_key",
     "check_megabytes",
     "check_mystery",
     "check_noise",
     "check_orders",
     "check_pool",
+    "check_reach",
     "check_rows",
     "check_saved",
     "check_scales",

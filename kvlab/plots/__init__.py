@@ -30,6 +30,7 @@ from kvlab.plots.precision import drift_by_precision
 from kvlab.plots.style import save, use_style
 from kvlab.plots.tiers import block_holders, blocks, lookup_times, memory_saved, sweep
 from kvlab.plots.timing import hits_and_misses, price_and_leak, probes_needed
+from kvlab.plots.vision import digits, foreign_maps
 
 __all__ = [
     "Panel",
@@ -42,10 +43,12 @@ __all__ = [
     "chance_to_find",
     "confusion",
     "detector_matrix",
+    "digits",
     "drift_by_precision",
     "engine_grid",
     "first_token_times",
     "first_wrong_token",
+    "foreign_maps",
     "hits_and_misses",
     "kv_heatmap",
     "lab_scene",
