@@ -123,6 +123,13 @@ def main(arguments: list[str] | None = None) -> int:
         parse.error("--model NAME: the name that the server gives its model")
     if options.concurrency < 2:
         parse.error("--concurrency must be at least 2: one request alone mixes nothing up")
+    if options.max_requests < 20:
+        parse.error("--max-requests must be at least 20: finding out how to ask takes some already")
+    if options.report:
+        try:
+            options.report.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parse.error(f"--report {options.report}: cannot be written ({error.strerror})")
     engine: Engine | None = None
     try:
         engine, writer, speaker = (over_http if served else in_process)(options)
@@ -142,6 +149,9 @@ def main(arguments: list[str] | None = None) -> int:
         result.engine = options.name or result.engine
     except (EngineError, OSError, ValueError) as error:
         print(f"could not run: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("could not run: interrupted before the first arm", file=sys.stderr)
         return 2
     finally:
         if engine is not None:

@@ -9,6 +9,8 @@ import json
 import math
 import os
 import platform
+from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,10 @@ def page(result: Result, made: str) -> str:
         f"<td>{text(f.detail)}</td><td>{_margin(f.margin)}</td></tr>"
         for f in result.findings[:50]
     )
-    arms = {a.name: a.counts for a in result.arms if not a.name.startswith("a stranger")}
+    arms: dict[str, Counter[str]] = {}
+    for arm in result.arms:  # some arms are run twice
+        if not arm.name.startswith("a stranger"):
+            arms.setdefault(arm.name, Counter()).update(arm.counts)
     parts = [
         f"<h1>Isolation audit of {text(result.engine)}</h1>",
         f"<p class='verdict {LOOK.get(result.verdict, 'bad')}'><b>{text(result.verdict)}</b>: "
@@ -117,7 +122,7 @@ def _timing(result: Result) -> str:
     return f"<ul>{''.join(lines)}</ul>{picture}"
 
 
-def _told(arms: dict[str, dict[str, int]]) -> str:
+def _told(arms: Mapping[str, Mapping[str, int]]) -> str:
     return "; ".join(f"{a}: {', '.join(f'{n} {k}' for k, n in c.items())}" for a, c in arms.items())
 
 

@@ -214,6 +214,15 @@ def test_a_server_without_completions_is_asked_by_chat():
         assert run(url) == 0
 
 
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_sent(tmp_path, capsys):
+    (tmp_path / "file").write_text("here", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        run("http://127.0.0.1:9/v1", "--report", str(tmp_path / "file" / "folder"))
+    assert "cannot be written" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("http://127.0.0.1:9/v1", "--max-requests", "3")
+
+
 def test_missing_arguments_are_asked_for(capsys):
     for arguments in ([], ["--engine", "openai"], ["--base-url", "http://x/v1"]):
         with pytest.raises(SystemExit):
