@@ -12,16 +12,12 @@ START, END = "<!-- engines:start -->", "<!-- engines:end -->"
 
 def table() -> str:
     """One line an engine; one that was not run says so."""
-    lines: list[str] = []
-    for name, result in results().items():
-        if result is None:
-            lines.append(f"| {name} | not run |" + " |" * 5)
-            continue
-        told = row(result)
-        if not any(line.startswith("| engine") for line in lines):
-            lines[:0] = [f"| {' | '.join(told)} |", "|---" * len(told) + "|"]
-        lines.append(f"| {' | '.join(told.values())} |")
-    return "\n".join(lines)
+    rows = {name: row(result) if result else None for name, result in results().items()}
+    columns = next((list(told) for told in rows.values() if told), ["engine", "verdict"])
+    lines = [columns, ["---"] * len(columns)]
+    for name, told in rows.items():
+        lines.append(list(told.values()) if told else [name, "not run", *[""] * (len(columns) - 2)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ def row(result: dict[str, Any]) -> dict[str, str]:
     plain = said[timing[0][1]["leaks"]] if timing else "not run"
     knob = f"{timing[1][0]}: {said[timing[1][1]['leaks']]}" if len(timing) > 1 else "none found"
     cached = timing[0][1].get("cached tokens, right guess") if timing else None
+    times = [
+        timing[0][1].get(f"first token, {k} guess") if timing else None for k in ("right", "wrong")
+    ]
+    sooner = "not told"
+    if times[0] and times[1]:
+        sooner = f"{statistics.median(times[0]) / statistics.median(times[1]):.2f}x"
     return {
         "engine": result["engine"],
         "verdict": result["verdict"],
@@ -37,6 +44,7 @@ def row(result: dict[str, Any]) -> dict[str, str]:
         if result["noise"].get("log-probabilities told")
         else "not told",
         "cached, right guess": "not told" if cached is None else str(max(cached)),
+        "first token, right / wrong guess": sooner,
         "timing": plain,
         "with the tenant knob": knob,
     }
