@@ -162,17 +162,21 @@ class Audit:
             raise StuckEngine(f"five requests in a row failed, the last with: {answers[-1].error}")
         return answers
 
-    def alone(self, prompt: Prompt, cold: bool = False) -> Answer:
+    def alone(self, prompt: Prompt, cold: bool = False, tokens: int | None = None) -> Answer:
         """One request, and nobody else."""
-        return self.ask([Ask(prompt, self.max_tokens, cold=cold)])[0]
+        return self.ask([Ask(prompt, tokens or self.max_tokens, cold=cold)])[0]
 
-    def reference(self, prompt: Prompt) -> Answer:
-        """What the request answers where nothing can come across, as far as the engine allows."""
+    def reference(self, prompt: Prompt, tokens: int | None = None) -> Answer:
+        """What the request answers where nothing can come across, as far as the engine allows.
+
+        Args:
+            tokens: Length of the answer at the first call; later calls get the same answer.
+        """
         if prompt not in self.references:
             if self.recompute:
-                self.references[prompt] = self.recompute(prompt, self.max_tokens)
+                self.references[prompt] = self.recompute(prompt, tokens or self.max_tokens)
             else:
-                self.references[prompt] = self.alone(prompt, cold=self.cold is not None)
+                self.references[prompt] = self.alone(prompt, self.cold is not None, tokens)
         return self.references[prompt]
 
     def tenants(self, count: int, beginning: Sequence[str] | None = None) -> list[Tenant]:
@@ -189,7 +193,13 @@ class Audit:
         self.passphrases.add(tenant.passphrase)
         return tenant
 
-    def arm(self, name: str, rounds: Sequence[Sequence[Tenant]], refusals: bool = False) -> None:
+    def arm(
+        self,
+        name: str,
+        rounds: Sequence[Sequence[Tenant]],
+        refusals: bool = False,
+        tokens: int | None = None,
+    ) -> None:
         """Run rounds of concurrent requests, and compare each answer with its reference.
 
         Without a cold reference half of the tenants are asked alone before, the other half after:
@@ -197,22 +207,24 @@ class Audit:
 
         Args:
             refusals: Whether the engine may refuse: then failures are counted, not held against it.
+            tokens: Length of the answers, if another one than usual.
         """
         everybody = list(dict.fromkeys(t for r in rounds for t in r))
         before = everybody if self.cold else everybody[::2]
         for tenant in before:
-            self.reference(tenant.prompt)
+            self.reference(tenant.prompt, tokens)
         answered = [
             (tenant, answer)
             for together in rounds
             for tenant, answer in zip(
                 together,
-                self.ask([Ask(t.prompt, self.max_tokens) for t in together]),
+                self.ask([Ask(t.prompt, tokens or self.max_tokens) for t in together]),
                 strict=True,
             )
         ]
         arm = Arm(name)
         for tenant, answer in answered:
+            self.reference(tenant.prompt, tokens)
             self._judge(arm, tenant, answer, refusals)
         self._finish(arm)
 
@@ -330,9 +342,9 @@ class Audit:
             self.arm("after an abort in mid-answer", [others, [leaver]])
 
     def overload(self) -> None:
-        """More requests at once than the engine may admit."""
+        """More requests at once than the engine may admit, with answers long enough to overlap."""
         tenants = self.tenants(3 * self.concurrency, self.writer.beginning(self.sentences))
-        self.arm("more than it admits", [tenants], refusals=True)
+        self.arm("more than it admits", [tenants], refusals=True, tokens=4 * self.max_tokens)
 
     def again(self) -> None:
         """The first references once more: did they hold?"""

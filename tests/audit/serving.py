@@ -50,9 +50,11 @@ class Loop(threading.Thread):
         fresh = False  # somebody has just come: wait whether others come too
         while not self.stopping.is_set():
             try:
-                wait = fresh or not self.jobs
+                # Where two have come together there may be more: let all of them in first.
+                wait = 0.03 if len(self.jobs) > 1 else 0.005
+                waiting = fresh or not self.jobs
                 self.jobs.append(
-                    self.arrived.get(timeout=0.003) if wait else self.arrived.get(False)
+                    self.arrived.get(timeout=wait) if waiting else self.arrived.get(False)
                 )
                 fresh = True
             except queue.Empty:
