@@ -91,8 +91,8 @@ def test_training_lowers_the_loss_and_repeats():
     def once():
         torch.manual_seed(0)
         images = torch.rand(32, SIZE, SIZE)
-        return train(AxialViT(dim=16, heads=2), images, torch.arange(32) % 10, epochs=3)
+        return train(AxialViT(dim=16, heads=2), images, torch.arange(32) % 10, epochs=40)
 
     losses = once()
-    assert losses[-1] < losses[0]
+    assert losses[-1] < 0.5 * losses[0]
     assert once() == losses
