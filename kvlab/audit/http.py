@@ -250,30 +250,21 @@ class OpenAIEngine(HttpEngine):
         self._find_salt()
 
     def _find_protocol(self) -> None:
-        """Leave out what the server refuses: usage in streams, log-probabilities, completions."""
+        """Leave out what the server refuses: unknown fields, log-probabilities, completions."""
         optional: tuple[set[str], ...] = (
             set(),
-            {"stream_options"},
-            {"logprobs", "top_logprobs", "stream_options"},
+            {"return_token_ids"},
+            {"return_token_ids", "stream_options"},
+            {"return_token_ids", "stream_options", "logprobs", "top_logprobs"},
         )
+        refusals = tuple(f"status {code}" for code in (400, 404, 405, 422, 501))
         for chat in (False, True):
             self.chat, self.path = chat, "/chat/completions" if chat else "/completions"
             for plain in optional:
                 self.plain = plain
                 error = self._one(self.probe()).error
-                if error is None:
-                    return
-                if not any(
-                    code in error
-                    for code in (
-                        "status 400",
-                        "status 422",
-                        "status 404",
-                        "status 405",
-                        "status 501",
-                    )
-                ):
-                    return  # no question of fields: `check` says it
+                if error is None or not error.startswith(refusals):
+                    return  # it works, or it is no question of fields: `check` says it
         self.chat, self.path, self.plain = False, "/completions", set()
 
     def _find_salt(self) -> None:
@@ -322,7 +313,7 @@ class LlamaCppEngine(HttpEngine):
         return body
 
     def read(self, events: Iterator[tuple[float, dict[str, Any]]], began: float) -> Answer:
-        text, first, cached = "", None, None
+        text, first, cached, ended = "", None, None, False
         tokens: list[int] = []
         chosen: list[float] = []
         margins: list[float] = []
@@ -330,6 +321,7 @@ class LlamaCppEngine(HttpEngine):
             if "error" in event:
                 raise Refused(str(event["error"])[:200])
             text += event["content"]
+            ended = ended or bool(event.get("stop"))
             if event.get("tokens") and not event.get("stop"):
                 first = first if first is not None else at - began
                 tokens += event["tokens"]
@@ -339,9 +331,9 @@ class LlamaCppEngine(HttpEngine):
                     chosen.append(told["logprob"])
                     margins.append(top[0] - top[1] if len(top) > 1 else float("inf"))
             cached = event.get("timings", {}).get("cache_n", cached)
-        if first is None:
+        if first is None and not ended:
             raise ValueError("an empty stream")
-        told_all = len(chosen) == len(tokens)
+        told_all = bool(tokens) and len(chosen) == len(tokens)
         return Answer(
             tuple(tokens),
             text,

@@ -29,7 +29,7 @@ class Tenant:
 
 
 class Writer:
-    """Writes prompts in plain English; no two passphrases share a word, no two beginnings a token.
+    """Writes prompts in plain English; no two passphrases are equal, no two beginnings start alike.
 
     Args:
         encode: Turns text into token ids, if the engine shall be asked in ids.
@@ -56,8 +56,8 @@ class Writer:
         """A new tenant behind a beginning, with some sentences of its own."""
         i = self.made
         self.made += 1
-        # Word pairs without a common word last for some sixty tenants; then second words move on.
-        second = self.second[(i + i // len(self.first)) % len(self.second)]
+        # Where the first words are used up, they come back with other second words.
+        second = self.second[sum(divmod(i, len(self.first))) % len(self.second)]
         phrase = f"{self.first[i % len(self.first)]} {second} {EN.numbers[1 + i % 10]}"
         return self.asking(f"t{i}", phrase, beginning, extra)
 

@@ -12,6 +12,7 @@ from kvlab.pools.blocks import BlockArena
 from kvlab.pools.quantised import (
     HEADROOM,
     QuantisedArena,
+    QuantisedSlot,
     QuantisedSlotLease,
     QuantisedSlotPool,
     QuantisedTieredLayer,
@@ -19,11 +20,22 @@ from kvlab.pools.quantised import (
     QuantisedTieredPool,
     row_scales,
 )
+from kvlab.pools.store import Store
+
+
+class CalibratedSlot(QuantisedSlot):
+    """A slot that remembers a scale for each layer, for keys and for values."""
+
+    def __init__(self, id: int, store: Store) -> None:
+        super().__init__(id, store)
+        self.calibrated: dict[tuple[int, int], Tensor] = {}
 
 
 class FrozenScale(QuantisedSlotLease):
+    slot: CalibratedSlot
+
     def scale(self, layer: int, part: int, rows: Tensor, start: int) -> Tensor:
-        calibrated = self.slot.calibrated  # type: ignore[attr-defined]
+        calibrated = self.slot.calibrated
         if (layer, part) not in calibrated:  # BUG: once in the life of the slot, not of the request
             calibrated[layer, part] = HEADROOM * row_scales(rows)[:, :1]
         return calibrated[layer, part].expand(-1, rows.shape[1], -1)
@@ -38,12 +50,7 @@ class FrozenScalePool(QuantisedSlotPool):
     Evidence: right alone on a fresh slot, wrong on a used one, whoever used it.
     """
 
-    lease_type = FrozenScale
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        for slot in self.slots:
-            slot.calibrated = {}  # type: ignore[attr-defined]
+    lease_type, slot_type = FrozenScale, CalibratedSlot
 
 
 class DroppedOnHit(QuantisedTieredLayer):

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 from kvlab.pools.blocks import BlockArena
 from kvlab.pools.contract import Lease
 from kvlab.pools.simple import SimpleCachePool, Slot, SlotLease
+from kvlab.pools.store import Store
 from kvlab.pools.tiered import TieredCachePool
 from kvlab.pools.tiered_lease import TieredLayer, TieredLease
 from kvlab.pools.view import BatchView, SlotLayer
@@ -62,7 +63,10 @@ class QuantisedSlotLayer(SlotLayer):
 class QuantisedSlot(Slot):
     """A slot with scales `(L, 2, G, N, 1)` beside its codes."""
 
-    scales: Float[Tensor, "L 2 G N 1"]
+    def __init__(self, id: int, store: Store) -> None:
+        super().__init__(id, store)
+        layers, heads, rows, _ = self.key.shape
+        self.scales = torch.ones(layers, 2, heads, rows, 1, device=self.key.device)
 
 
 class QuantisedSlotLease(SlotLease):
@@ -102,7 +106,7 @@ class QuantisedSlotPool(SimpleCachePool):
             reference is the request alone in a fresh pool.
     """
 
-    lease_type = QuantisedSlotLease
+    lease_type, slot_type = QuantisedSlotLease, QuantisedSlot
     granularity: Granularity = "token"
     rounds = True
 
@@ -121,11 +125,6 @@ class QuantisedSlotPool(SimpleCachePool):
             raise ValueError("codes of 8 bits cannot hold NaN: leave nan_fill off")
         sizes = (num_slots, num_layers, num_heads, head_dim, max_seq_len)
         super().__init__(*sizes, torch.int8, device)
-        for slot in self.slots:
-            layers, heads, rows, _ = slot.key.shape
-            shape = (layers, 2, heads, rows, 1)
-            slot.__class__ = QuantisedSlot
-            slot.scales = torch.ones(shape, device=slot.key.device)  # type: ignore[attr-defined]
 
     @classmethod
     def for_model(

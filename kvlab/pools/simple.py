@@ -111,6 +111,7 @@ class SimpleCachePool:
     """
 
     lease_type = SlotLease
+    slot_type = Slot
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class SimpleCachePool:
         nan_fill: bool = False,
     ) -> None:
         self.store = Store(num_slots, num_layers, num_heads, max_seq_len, head_dim, dtype, device)
-        self.slots = [Slot(i, self.store) for i in range(num_slots)]
+        self.slots = [self.slot_type(i, self.store) for i in range(num_slots)]
         self.assignment: dict[str, int] = {}
         self._leases: dict[str, SlotLease] = {}
         self._collisions: dict[str, tuple[str, Collision]] = {}

@@ -168,6 +168,7 @@ def test_prompts_are_what_the_arms_need():
     writer = Writer()
     tenants = [writer.tenant(writer.beginning()) for _ in range(200)]
     assert len({t.passphrase for t in tenants}) == 200
+    assert len({tuple(t.passphrase.split()[:2]) for t in tenants}) == 200
     assert len({str(t.prompt).split()[0] for t in tenants}) == 200
     for early in (True, False):
         a, b, c = writer.twins(4, early)

@@ -225,6 +225,21 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_sent(tmp_pat
         run("http://127.0.0.1:9/v1", "--max-requests", "3")
 
 
+def test_a_server_that_refuses_unknown_fields_is_asked_without_them():
+    seen = []
+
+    def behave(handler, body):
+        if "return_token_ids" not in body:
+            seen.append(set(body))
+            return False
+        handler.reply(400, {"error": {"message": "unrecognized argument"}})
+        return True
+
+    with serving(pool(SimpleCachePool), behave) as url:
+        assert run(url) == 0
+    assert {"logprobs", "stream_options"} <= set.intersection(*seen)
+
+
 def test_missing_arguments_are_asked_for(capsys):
     for arguments in ([], ["--engine", "openai"], ["--base-url", "http://x/v1"]):
         with pytest.raises(SystemExit):
