@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -53,9 +53,9 @@ def watched_by(watcher: Watcher | None) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class PrefixGroup:
-    """Batch rows that read the same prefix of P rows."""
+    """Batch rows that read the same prefix of P rows; all rows in order are a slice."""
 
-    rows: Sequence[int]
+    rows: slice | list[int]
     key: Float[Tensor, "G P D"]
     value: Float[Tensor, "G P D"]
 
@@ -63,11 +63,13 @@ class PrefixGroup:
 class PrefixPlan(Protocol):
     """The cache of a batch whose prefixes are read apart from its rows.
 
-    `groups` are those of the layer whose `update` came last. The keys, values and mask that
-    attention is handed are then only the rows behind the prefixes.
+    `groups` are those of the layer whose `update` came last. The keys and values that attention is
+    handed are then only the rows behind the prefixes, and `bias` is added to their scores: minus
+    infinity where a request has no such row, `None` where each of them may read all.
     """
 
     groups: Sequence[PrefixGroup]
+    bias: Float[Tensor, "B 1 Q T"] | None
 
 
 _plan: ContextVar[PrefixPlan | None] = ContextVar("plan", default=None)
@@ -82,7 +84,7 @@ def shared_prefix_attention(
     query: Float[Tensor, "B H Q D"],
     key: Float[Tensor, "B G T D"],
     value: Float[Tensor, "B G T D"],
-    mask: Bool[Tensor, "B 1 Q T"],
+    bias: Float[Tensor, "B 1 Q T"] | None,
     scale: float,
     groups: Sequence[PrefixGroup],
 ) -> Float[Tensor, "B Q H D"]:
@@ -95,14 +97,10 @@ def shared_prefix_attention(
     batch, heads, queries, dim = query.shape
     kv_heads = key.shape[1]
     q = query.reshape(batch, kv_heads, heads // kv_heads * queries, dim)
-    mask = mask.repeat(1, 1, heads // kv_heads, 1) if queries > 1 else mask
+    if bias is not None:
+        bias = bias.repeat(1, 1, heads // kv_heads, 1)
     attend = _merged if query.device.type == "cpu" else _one_softmax
-    return attend(q, key, value, mask, scale, groups).view(query.shape).transpose(1, 2)
-
-
-def _readers(group: PrefixGroup, batch: int) -> slice | list[int]:
-    """The batch rows of a group as an index; all rows in order need no copy."""
-    return slice(None) if list(group.rows) == list(range(batch)) else list(group.rows)
+    return attend(q, key, value, bias, scale, groups).view(query.shape).transpose(1, 2)
 
 
 def _together(rows: Float[Tensor, "n G R D"]) -> Float[Tensor, "G nR D"]:
@@ -114,27 +112,28 @@ def _one_softmax(
     q: Float[Tensor, "B G R D"],
     key: Float[Tensor, "B G T D"],
     value: Float[Tensor, "B G T D"],
-    mask: Bool[Tensor, "B 1 _ T"],
+    bias: Float[Tensor, "B 1 R T"] | None,
     scale: float,
     groups: Sequence[PrefixGroup],
 ) -> Float[Tensor, "B G R D"]:
     batch, kv_heads, lines, dim = q.shape
     q = q * scale
     # K q^T and not q K^T: these keys are a strided view, and matmul copies it row by row this way.
-    own = (key @ q.transpose(-1, -2)).transpose(-1, -2).masked_fill(~mask, -torch.inf)
+    own = (key @ q.transpose(-1, -2)).transpose(-1, -2)
+    own = own if bias is None else own + bias
     out = torch.empty_like(q)
-    alone = set(range(batch))
+    alone = torch.ones(batch, dtype=torch.bool)
     for group in groups:
-        alone -= set(group.rows)
-        rows, n, prefix = _readers(group, batch), len(group.rows), group.key.shape[1]
+        rows, prefix = group.rows, group.key.shape[1]
+        alone[rows] = False
         scores = _together(q[rows]) @ group.key.transpose(-1, -2)
-        scores = scores.view(kv_heads, n, lines, prefix).transpose(0, 1)
+        scores = scores.view(kv_heads, -1, lines, prefix).transpose(0, 1)
         weights = torch.cat([scores, own[rows]], -1).softmax(-1)
         shared = _together(weights[..., :prefix]) @ group.value
-        shared = shared.view(kv_heads, n, lines, dim).transpose(0, 1)
+        shared = shared.view(kv_heads, -1, lines, dim).transpose(0, 1)
         out[rows] = shared + weights[..., prefix:] @ value[rows]
-    if alone:
-        rest = sorted(alone)
+    if alone.any():
+        rest = alone.nonzero().flatten().tolist()
         out[rest] = own[rest].softmax(-1) @ value[rest]
     return out
 
@@ -143,23 +142,21 @@ def _merged(
     q: Float[Tensor, "B G R D"],
     key: Float[Tensor, "B G T D"],
     value: Float[Tensor, "B G T D"],
-    mask: Bool[Tensor, "B 1 _ T"],
+    bias: Float[Tensor, "B 1 R T"] | None,
     scale: float,
     groups: Sequence[PrefixGroup],
 ) -> Float[Tensor, "B G R D"]:
     # No table of scores is made, and the keys are read in place, strided as they are.
-    batch, kv_heads, lines, dim = q.shape
+    _, kv_heads, lines, dim = q.shape
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
-    bias = bias.expand(-1, -1, lines, -1)
     out, own = flash(q, key, value, 0.0, False, attn_mask=bias, scale=scale)
     for group in groups:
-        rows, n = _readers(group, batch), len(group.rows)
+        rows = group.rows
         shared, theirs = flash(
             _together(q[rows])[None], group.key[None], group.value[None], 0.0, False, scale=scale
         )
-        shared = shared.view(kv_heads, n, lines, dim).transpose(0, 1)
-        share = theirs.view(kv_heads, n, lines).transpose(0, 1)
+        shared = shared.view(kv_heads, -1, lines, dim).transpose(0, 1)
+        share = theirs.view(kv_heads, -1, lines).transpose(0, 1)
         weight = (share - own[rows]).sigmoid()[..., None].to(q.dtype)
         out[rows] = torch.lerp(out[rows], shared, weight)
     return out
@@ -189,11 +186,7 @@ def attention(
     plan = _plan.get()
     if plan is not None and plan.groups:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        assert attention_mask is not None
-        return (
-            shared_prefix_attention(query, key, value, attention_mask, scale, plan.groups),
-            None,
-        )
+        return shared_prefix_attention(query, key, value, plan.bias, scale, plan.groups), None
     watcher = _watcher.get()
     if watcher is not None:
         watcher.reads(key, value)

