@@ -25,13 +25,16 @@ from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfi
 from kvlab import bench, versions
 from kvlab.decode import recompute
 from kvlab.forward import Observer
-from kvlab.models import LoadedModel, load_model
+from kvlab.models import BUNDLED, LoadedModel, load_model
 from kvlab.pools import PrivatePool, TieredCachePool
 from kvlab.request import Request
 from kvlab.schedule import run
 
 STEPS = 16
 """Decode steps that are timed for the transformers caches."""
+
+VLLM = Path("build/engines/vllm/bin/python")
+"""Where `make engines ENGINE=vllm` installs it."""
 
 
 class Gathering(Observer):
@@ -161,14 +164,21 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         seen["ttft_mean_saved_one_by_one"].append(1 - mean(singles) / mean(privately))
         seen["ttft_ratio_vs_continuous_batching"].append(mean(shared.first_tokens) / mean(others))
         pool = TieredCachePool.for_model(loaded.model.config, -(-requests[0].rows_needed // 16))
-        ours = single_step(loaded, requests[0], pool)
-        theirs = single_step(loaded, requests[0], PrivatePool(loaded.model.config))
-        seen["single_decode_ratio_vs_dynamic"].append(ours / theirs)
+        pooled = single_step(loaded, requests[0], pool)
+        single = single_step(loaded, requests[0], PrivatePool(loaded.model.config))
+        seen["single_decode_ratio_vs_dynamic"].append(pooled / single)
         scratch["shared"], scratch["gathered"] = shared.scratch, gathered.scratch
     if not options.allocator_only:
         seen |= memory_saved(loaded, requests, prefix, private, scratch)
         seen["outputs_equal"].append(same_as_recompute(loaded, requests))
         seen["decode_speedup_shared_prefix_mmap_raised"] = raised_thresholds(options)
+        if options.vllm.exists():
+            for theirs in vllm(options, requests):
+                ours = bench.serve(loaded, requests, bench.pool_of(loaded, requests, True))
+                first = statistics.mean(ours.first_tokens) / statistics.mean(theirs["first_tokens"])
+                seen["ttft_ratio_vs_vllm"].append(first)
+                seen["decode_ratio_vs_vllm"].append(ours.step / theirs["step"])
+                seen["outputs_equal_vllm"].append(ours.tokens == theirs["tokens"])
     return dict(seen)
 
 
@@ -211,6 +221,36 @@ def raised_thresholds(options: argparse.Namespace) -> list[float]:
     return list(json.loads(done.stdout.splitlines()[-1])["decode_speedup_shared_prefix"])
 
 
+def vllm(options: argparse.Namespace, requests: list[Request]) -> list[dict[str, Any]]:
+    """What vLLM takes for the same prompts, with prefix caching, in its own environment."""
+    asked = {
+        "model": str(BUNDLED if options.model == "bundled" else Path(options.model).resolve()),
+        "prompts": [r.tokens for r in requests],
+        "new_tokens": options.new_tokens,
+        "rounds": options.rounds,
+    }
+    environment = os.environ | {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "HF_HUB_OFFLINE": "1",
+    }
+    program = Path(__file__).parent / "engines" / "vllm_steps.py"
+    done = subprocess.run(
+        [options.vllm, program],
+        input=json.dumps(asked),
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"vLLM gave no figures: {' '.join(done.stderr.splitlines()[-3:])}")
+    rounds: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return rounds
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two rounds, under two minutes")
@@ -221,6 +261,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--private", type=int, default=64, help="rows of each request's own")
     parser.add_argument("--new-tokens", type=int, default=49, help="generated, of these rows")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument(
+        "--vllm",
+        type=Path,
+        default=VLLM,
+        help="python with vLLM, if there is one",
+    )
     parser.add_argument("--allocator-only", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (2 if options.quick else 7)
@@ -235,14 +281,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     figures = {
-        name: all(values) if name == "outputs_equal" else statistics.median(values)
+        name: all(values) if name.startswith("outputs_equal") else statistics.median(values)
         for name, values in seen.items()
     }
     print(versions())
     print(f"{machine}; {options.requests} requests, {options.prefix} shared tokens, "
           f"{options.private} private rows, {options.rounds} rounds\n")  # fmt: skip
     for name, value in figures.items():
-        if name == "outputs_equal":
+        if name.startswith("outputs_equal"):
             print(f"{name:44} {value}")
         else:
             print(f"{name:44} {value:7.3f}  ({min(seen[name]):.3f} to {max(seen[name]):.3f})")

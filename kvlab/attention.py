@@ -53,9 +53,9 @@ def watched_by(watcher: Watcher | None) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class PrefixGroup:
-    """Batch rows that read the same prefix of P rows; all rows in order are a slice."""
+    """Batch rows that read the same prefix of P rows; those of a range are read in place."""
 
-    rows: slice | list[int]
+    rows: Sequence[int]
     key: Float[Tensor, "G P D"]
     value: Float[Tensor, "G P D"]
 
@@ -103,6 +103,13 @@ def shared_prefix_attention(
     return attend(q, key, value, bias, scale, groups).view(query.shape).transpose(1, 2)
 
 
+def _index(rows: Sequence[int]) -> slice | list[int]:
+    """Batch rows as an index, without a copy where it can be."""
+    if isinstance(rows, range):
+        return slice(rows.start, rows.stop, rows.step)
+    return list(rows)
+
+
 def _together(rows: Float[Tensor, "n G R D"]) -> Float[Tensor, "G nR D"]:
     """The query rows of several requests side by side."""
     return rows.transpose(0, 1).reshape(rows.shape[1], -1, rows.shape[3])
@@ -124,7 +131,7 @@ def _one_softmax(
     out = torch.empty_like(q)
     alone = torch.ones(batch, dtype=torch.bool)
     for group in groups:
-        rows, prefix = group.rows, group.key.shape[1]
+        rows, prefix = _index(group.rows), group.key.shape[1]
         alone[rows] = False
         scores = _together(q[rows]) @ group.key.transpose(-1, -2)
         scores = scores.view(kv_heads, -1, lines, prefix).transpose(0, 1)
@@ -151,7 +158,7 @@ def _merged(
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, own = flash(q, key, value, 0.0, False, attn_mask=bias, scale=scale)
     for group in groups:
-        rows = group.rows
+        rows = _index(group.rows)
         shared, theirs = flash(
             _together(q[rows])[None], group.key[None], group.value[None], 0.0, False, scale=scale
         )

@@ -26,28 +26,24 @@ class PackedLinear(nn.Linear):
     _packed: Tensor
     _packed_from: tuple[int, int] | None = None
 
-    def packed(self) -> Tensor:
-        """The packed weight, made anew where the weight has changed since."""
-        state = (self.weight.data_ptr(), self.weight._version)
-        if self._packed_from != state:
-            weight = self.weight.detach()
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+    def forward(self, input: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
+        weight = self.weight
+        plain = not (input.dtype == weight.dtype == torch.float32 and input.is_cpu)
+        learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+        if plain or learns:
+            return super().forward(input)
+        state = (weight.data_ptr(), weight._version)
+        if self._packed_from != state:  # the first time, and after a change of the weight
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
             self._packed_from = state
-        return self._packed
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            input, self._packed, self.bias, "none", [], ""
+        )
+        return product
 
     def __getstate__(self) -> dict[str, object]:
         """Copies and pickles pack anew: nobody else can read oneDNN's layout."""
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_packed")}
-
-    def forward(self, input: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
-        plain = not input.dtype == self.weight.dtype == torch.float32 or input.device.type != "cpu"
-        learns = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
-        if plain or learns:
-            return super().forward(input)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(
-            input, self.packed(), self.bias, "none", [], ""
-        )
-        return product
 
 
 def pack_linear_layers(model: nn.Module) -> None:

@@ -107,7 +107,7 @@ def test_a_prefix_read_once_is_attention_over_all_rows(queries, heads, layout, w
 
     batch, kv_heads, dim, own = 4, 4, 8, 7
     members = {
-        "one group": [[0, 1, 2, 3]],
+        "one group": [range(4)],
         "two groups and one alone": [[0, 2], [3]],
         "reordered": [[3, 1], [0, 2]],
     }[layout]

@@ -92,7 +92,7 @@ class TieredBatch(Cache):
             if c:
                 members[tuple(lease.table[:c])].append(b)
         self._groups = [
-            (self._rows_of(blocks), rows if rows != list(range(len(leases))) else slice(None))
+            (self._rows_of(blocks), rows if len(rows) < len(leases) else range(len(leases)))
             for blocks, rows in members.items()
         ]
         self.groups: list[PrefixGroup] = []
