@@ -33,8 +33,12 @@ from kvlab.schedule import run
 STEPS = 16
 """Decode steps that are timed for the transformers caches."""
 
-VLLM = Path("build/engines/vllm/bin/python")
+VLLM = Path(__file__).parents[1] / "build/engines/vllm/bin/python"
 """Where `make engines ENGINE=vllm` installs it."""
+
+
+def load(options: argparse.Namespace) -> LoadedModel:
+    return load_model(options.model, packed=not options.plain)
 
 
 class Gathering(Observer):
@@ -76,12 +80,12 @@ def floor_step(loaded: LoadedModel, n: int) -> float:
     return statistics.median(seconds)
 
 
-def continuous_batching(name: str, requests: list[Request]) -> list[float]:
+def continuous_batching(options: argparse.Namespace, requests: list[Request]) -> list[float]:
     """Seconds to each first token with transformers' continuous batching and prefix sharing.
 
     Its manager lives for this measurement only, since its thread keeps a core busy.
     """
-    model = load_model(name).model
+    model = load(options).model
     model.set_attn_implementation("sdpa")  # it refuses attention functions of others
     blocks = sum(-(-r.rows_needed // 16) for r in requests) + len(requests)
     manager = model.init_continuous_batching(
@@ -133,7 +137,7 @@ def same_as_recompute(loaded: LoadedModel, requests: list[Request]) -> bool:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All figures, each a list with one value a round."""
-    loaded = load_model(options.model)
+    loaded = load(options)
     n, prefix, private = options.requests, options.prefix, options.private
     requests = bench.requests_of(loaded, n, prefix, private, options.new_tokens)
     bench.warm(loaded, requests)
@@ -150,7 +154,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             loaded, requests, bench.pool_of(loaded, requests, True), [Gathering()]
         )
         static = transformers_step(loaded, requests, static=True)
-        others = continuous_batching(options.model, requests)
+        others = continuous_batching(options, requests)
         singles = bench.one_by_one(loaded, requests, bench.pool_of(loaded, requests, True))
         # Without a hit, prompts are computed one by one anyway.
         privately = [r.time_to_first_token for r in alone.runs.values()]
@@ -172,7 +176,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         seen |= memory_saved(loaded, requests, prefix, private, scratch)
         seen["outputs_equal"].append(same_as_recompute(loaded, requests))
         seen["decode_speedup_shared_prefix_mmap_raised"] = raised_thresholds(options)
-        if options.vllm.exists():
+        if options.vllm:
             for theirs in vllm(options, requests):
                 ours = bench.serve(loaded, requests, bench.pool_of(loaded, requests, True))
                 first = statistics.mean(ours.first_tokens) / statistics.mean(theirs["first_tokens"])
@@ -215,6 +219,7 @@ def raised_thresholds(options: argparse.Namespace) -> list[float]:
     huge = str(2**30)
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": huge, "MALLOC_TRIM_THRESHOLD_": huge}
     command = [sys.executable, __file__, "--allocator-only", f"--rounds={options.rounds}"]
+    command += ["--plain"] * options.plain
     for name in ("model", "requests", "prefix", "private", "new_tokens"):
         command.append(f"--{name.replace('_', '-')}={getattr(options, name)}")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -222,7 +227,10 @@ def raised_thresholds(options: argparse.Namespace) -> list[float]:
 
 
 def vllm(options: argparse.Namespace, requests: list[Request]) -> list[dict[str, Any]]:
-    """What vLLM takes for the same prompts, with prefix caching, in its own environment."""
+    """What vLLM takes for the same prompts, with prefix caching, in its own environment.
+
+    One entry a round; none where it fails, which costs no other figure.
+    """
     asked = {
         "model": str(BUNDLED if options.model == "bundled" else Path(options.model).resolve()),
         "prompts": [r.tokens for r in requests],
@@ -246,7 +254,8 @@ def vllm(options: argparse.Namespace, requests: list[Request]) -> list[dict[str,
         text=True,
     )
     if done.returncode:
-        raise RuntimeError(f"vLLM gave no figures: {' '.join(done.stderr.splitlines()[-3:])}")
+        print("vLLM gave no figures:", *done.stderr.splitlines()[-3:], sep="\n", file=sys.stderr)
+        return []
     rounds: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return rounds
 
@@ -262,14 +271,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--new-tokens", type=int, default=49, help="generated, of these rows")
     parser.add_argument("--rounds", type=int)
     parser.add_argument(
+        "--plain", action="store_true", help="PyTorch's own products, without packed weights"
+    )
+    parser.add_argument(
         "--vllm",
         type=Path,
-        default=VLLM,
-        help="python with vLLM, if there is one",
+        help="python of an environment with vLLM; default: make engines' own",
     )
     parser.add_argument("--allocator-only", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (2 if options.quick else 7)
+    if options.vllm and not options.vllm.exists():
+        parser.error(f"there is no {options.vllm}; make engines ENGINE=vllm installs vLLM")
+    options.vllm = options.vllm or (VLLM if VLLM.exists() else None)
     if options.json and not options.json.resolve().parent.is_dir():
         parser.error(f"there is no folder {options.json.resolve().parent} for {options.json.name}")
     try:

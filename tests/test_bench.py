@@ -50,12 +50,24 @@ def test_shared_and_private_give_the_same_tokens_and_share_only_where_asked(bund
     assert shared.first_tokens == sorted(shared.first_tokens)
 
 
+SIZES = ["--requests=3", "--prefix=48", "--private=32", "--new-tokens=5", "--rounds=1"]
+
+
+def engine(folder, script):
+    """A program in the place of the python of vLLM's environment."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\ncat >/dev/null\n{script}\n")
+    path.chmod(0o755)
+    return ["--vllm", str(path)]
+
+
 def test_the_benchmark_writes_all_figures(tmp_path):
     import bench as command
 
     path = tmp_path / "figures.json"
-    sizes = ["--requests=3", "--prefix=48", "--private=32", "--new-tokens=5", "--rounds=1"]
-    assert command.main([*sizes, "--json", str(path)]) == 0
+    theirs = {"first_tokens": [0.5, 0.5, 0.5], "step": 1000.0, "tokens": []}
+    beside = engine(tmp_path, f"echo progress\necho '{json.dumps([theirs])}'")
+    assert command.main([*SIZES, *beside, "--json", str(path)]) == 0
     figures = json.loads(path.read_text())
     assert figures["outputs_equal"] is True
     for name in (
@@ -66,8 +78,12 @@ def test_the_benchmark_writes_all_figures(tmp_path):
         "decode_speedup_vs_private_slots",
         "single_decode_ratio_vs_dynamic",
         "ttft_ratio_vs_continuous_batching",
+        "ttft_ratio_vs_vllm",
+        "decode_ratio_vs_vllm",
     ):
         assert isinstance(figures[name], float)
+    assert figures["decode_ratio_vs_vllm"] < 0.01
+    assert figures["outputs_equal_vllm"] is False
     assert figures["memory_saved_resident"] == pytest.approx(bench.saved_by_formula(3, 48, 32))
 
 
@@ -78,5 +94,18 @@ def test_bad_sizes_and_a_missing_folder_are_refused_before_anything_runs(tmp_pat
         command.main(["--json", str(tmp_path / "no" / "x.json")])
     assert "there is no folder" in capsys.readouterr().err
     with pytest.raises(SystemExit):
+        command.main(["--vllm", str(tmp_path / "python")])
+    assert "make engines" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
         command.main(["--private=4", "--rounds=1"])
     assert "too few" in capsys.readouterr().err
+
+
+def test_a_vllm_that_fails_costs_no_other_figure(tmp_path, capsys):
+    import bench as command
+
+    assert command.main([*SIZES, *engine(tmp_path, "echo no room >&2\nexit 1")]) == 0
+    said = capsys.readouterr()
+    assert "no room" in said.err
+    assert "decode_speedup_shared_prefix" in said.out
+    assert "vllm" not in said.out
