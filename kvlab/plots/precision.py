@@ -14,7 +14,7 @@ from kvlab.plots.style import BLUE, ORANGE
 def drift_by_precision(table: pd.DataFrame) -> Figure:
     """Largest logit drift of each run; columns precision, drift, kind (two kinds), tolerance.
 
-    A black bar marks the measured tolerance of each precision.
+    A black bar marks the tolerance of each precision.
     """
     precisions = list(dict.fromkeys(table.precision))
     kinds = list(dict.fromkeys(table.kind))
@@ -36,7 +36,7 @@ def drift_by_precision(table: pd.DataFrame) -> Figure:
     for y, precision in enumerate(precisions):
         at = table[table.precision == precision].tolerance.iloc[0]
         axis.plot([at, at], [y - 0.36, y + 0.36], color="black", lw=2)
-    axis.plot([], [], color="black", lw=2, label="measured tolerance")
+    axis.plot([], [], color="black", lw=2, label="tolerance")
     axis.set(xscale="log", xlabel="largest logit difference from the reference")
     axis.set_yticks(range(len(precisions)), precisions)
     axis.invert_yaxis()
