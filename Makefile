@@ -1,7 +1,7 @@
 # make reproduce   run every notebook in full and compare it with the record (MODEL=..., FAST=1, ONLY=04)
 # make test        lint, types, unit tests, and every notebook once in its fast form
 # make lab         open the first notebook in JupyterLab
-# make bench       what sharing a prefix saves, beside transformers' own caches
+# make bench       what sharing a prefix saves, beside transformers' own caches and vLLM
 # make engines     audit transformers, llama.cpp, vLLM and OpenVINO, each in an environment of its own (ENGINE=vllm)
 # make html        the notebooks as web pages whose switches work without kernel and network
 #
