@@ -1,9 +1,8 @@
 """Linear layers that keep their weights in the order in which oneDNN's kernels read them.
 
 A decode step multiplies a handful of rows with every weight of the model. PyTorch's own product is
-handed the weights row by row, and on many CPUs is far from their speed with so few rows. Engines for
-CPUs bring the weights into the kernels' order once, and so does `torch.compile` when it freezes a
-model. What the cache costs shows only beside products like these (notebook 07 measures both).
+handed the weights row by row, and on many CPUs is slow with so few rows. Engines for CPUs bring the
+weights into the kernels' order once, and so does `torch.compile` when it freezes a model. What the cache costs shows only beside products like these (notebook 07 measures both).
 """
 
 from __future__ import annotations
