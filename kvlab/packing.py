@@ -2,7 +2,8 @@
 
 A decode step multiplies a handful of rows with every weight of the model. PyTorch's own product is
 handed the weights row by row, and on many CPUs is slow with so few rows. Engines for CPUs bring the
-weights into the kernels' order once, and so does `torch.compile` when it freezes a model. What the cache costs shows only beside products like these (notebook 07 measures both).
+weights into the kernels' order once, and so does `torch.compile` when it freezes a model. What
+the cache costs shows only beside products like these (notebook 07 measures both).
 """
 
 from __future__ import annotations
