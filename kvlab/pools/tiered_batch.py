@@ -96,7 +96,12 @@ class TieredBatch(Cache):
             for blocks, rows in members.items()
         ]
         self.groups: list[PrefixGroup] = []
+        # Not left to whoever calls: without it a short request would read behind its own rows.
+        may, memory = self.mask(self.count), arena.key
         self.bias: Float[Tensor, "B 1 Q T"] | None = None
+        if not may.all():
+            bias = torch.zeros(may.shape, dtype=memory.dtype).masked_fill_(~may, -torch.inf)
+            self.bias = bias.to(memory.device)
 
     def _common_blocks(self) -> list[int]:
         """For each lease, how many leading blocks it reads together with its group."""
@@ -166,14 +171,6 @@ class TieredBatch(Cache):
         return torch.tensor(self.starts)[:, None] + torch.arange(queries)[None]
 
     def mask(self, queries: int) -> Bool[Tensor, "B 1 Q T"]:
-        """Which of the returned rows each new token may read: those up to its own.
-
-        Attention with shared prefixes takes it from `bias`.
-        """
+        """Which of the returned rows each new token may read: those up to its own."""
         rows = torch.tensor(self.base)[:, None] + torch.arange(self.width)[None]
-        may = (rows[:, None] <= self.positions(queries)[:, :, None])[:, None]
-        if not may.all():
-            arena = self.arena.key
-            bias = torch.zeros(may.shape, dtype=arena.dtype).masked_fill_(~may, -torch.inf)
-            self.bias = bias.to(arena.device)
-        return may
+        return (rows[:, None] <= self.positions(queries)[:, :, None])[:, None]
