@@ -78,8 +78,11 @@ class PrefixTree:
             common = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
             if common is None:
                 common = min(len(child.tokens), len(rest))
+            # Decided before the caller looks at the child: `insert` may split it, and the rest that
+            # is then left of it is the wrong branch as soon as it is no longer than `common`.
+            through = common == len(child.tokens)
             yield child, common
-            if common < len(child.tokens):
+            if not through:
                 return
             node = child
 
