@@ -16,7 +16,7 @@ import torch
 from kvlab.forward import Observer
 from kvlab.models import LoadedModel
 from kvlab.pools import CachePool, PoolFull, TieredCachePool
-from kvlab.pools.tiered_lease import TieredLease
+from kvlab.pools.tiered import TieredLease
 from kvlab.prompts import ZH
 from kvlab.request import Request, Run
 from kvlab.schedule import run
@@ -81,7 +81,7 @@ def blocks_in_use(
         # Half of the private rows belong to the prompt.
         prompt = (*range(prefix), *range(10**6 + i * 10**4, 10**6 + i * 10**4 + private // 2))
         admit_written(pool, Request(f"r{i}", prompt, prefix + private - len(prompt) + 1))
-    return num_blocks - len(pool.arena.free)
+    return num_blocks - len(pool.blocks.free)
 
 
 def admit_written(pool: TieredCachePool, request: Request) -> TieredLease:
@@ -150,12 +150,12 @@ def serve(
     runs = run(loaded.model, requests, pool, "round_robin", len(requests), observers)
     first = [r.steps[0].ended - began for r in runs.values()]
     steps = [s.seconds for s in next(iter(runs.values())).steps[1:]]
-    scratch = getattr(pool, "scratch", None)
+    arena = getattr(pool, "arena", None)
     return Served(
         runs,
         first,
         statistics.median(steps) if steps else float("nan"),
-        scratch.nbytes if scratch else 0,
+        arena.scratch_bytes if arena else 0,
     )
 
 

@@ -22,9 +22,8 @@ from kvlab.observe import AttentionProbe, AttentionStep, Checksums, OwnershipGua
 from kvlab.observe.conflicts import Conflict, conflicts
 from kvlab.pools import PrivatePool
 from kvlab.pools.events import EventLog
-from kvlab.pools.radix import known
 from kvlab.references import FAR, References
-from kvlab.request import Context, Request, Run
+from kvlab.request import Context, Request, Run, known
 from kvlab.schedule import run
 from kvlab.verdict import Comparison
 from kvlab.workloads import PoolFactory, churn, fresh, together

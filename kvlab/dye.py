@@ -22,11 +22,10 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from kvlab.forward import ForwardPass, Observer
+from kvlab.pools.arena import kv_shape
 from kvlab.pools.contract import CachePool, Lease
 from kvlab.pools.events import EventLog
-from kvlab.pools.radix import known
-from kvlab.pools.store import kv_shape
-from kvlab.request import Request
+from kvlab.request import Request, known
 
 What = Literal["foreign", "nobody", "position", "layout", "scale", "unknown", "number", "mask"]
 """foreign: another request's row. nobody: zeros or NaN. position: an own row of another place.

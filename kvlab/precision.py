@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvlab.models import LoadedModel
 from kvlab.passphrase import Arm, Experiment
-from kvlab.pools import CachePool, PoolForEach, QuantisedSlotPool
+from kvlab.pools import CachePool, PoolForEach, QuantisedSlotPool, SimpleCachePool
 from kvlab.pools.quantised import Granularity, row_scales
 from kvlab.request import Request, Run
 from kvlab.schedule import run
@@ -50,13 +50,14 @@ class Int8CacheExperiment(Experiment):
 
     granularity: Granularity = "token"
 
-    def _slots(self, size: int) -> QuantisedSlotPool:
+    def _slots(self, size: int) -> SimpleCachePool:
         rows = 2 * max(r.rows_needed for r in self.requests.values()) + 2
         return QuantisedSlotPool.for_model(
             self.loaded.model.config,
             size,
             rows,
-            device=self.loaded.model.device,
+            self.loaded.model.dtype,
+            self.loaded.model.device,
             granularity=self.granularity,
         )
 
@@ -97,7 +98,7 @@ class Int8CacheExperiment(Experiment):
         return pool
 
 
-def bytes_of_cache(pool: QuantisedSlotPool) -> tuple[int, int]:
+def bytes_of_cache(pool: SimpleCachePool) -> tuple[int, int]:
     """Bytes of the codes and of the scales of a pool."""
-    scales = sum(slot.scales.nbytes for slot in pool.slots)  # type: ignore[attr-defined]
-    return pool.store.nbytes, scales
+    codes = pool.arena.key.nbytes + pool.arena.value.nbytes
+    return codes, pool.arena.nbytes - codes

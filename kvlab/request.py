@@ -15,6 +15,17 @@ Context = tuple[tuple[str, str | None], ...] | None
 `None`, says that something is not known; then nothing may be reused."""
 
 
+def known(context: Context) -> tuple[tuple[str, str], ...] | None:
+    """The context as a key of tagged fields, or `None` where part of it is unknown: no reuse.
+
+    The order of the fields does not matter; their tags do, so that an adapter named X is not a
+    tenant named X.
+    """
+    if context is None or any(value is None for _, value in context):
+        return None
+    return tuple(sorted((tag, value) for tag, value in context if value is not None))
+
+
 @dataclass(frozen=True)
 class Request:
     """One prompt on its way to an answer.

@@ -19,8 +19,18 @@ from transformers import PreTrainedModel
 from kvlab.attention import sharing_prefixes, watched_by
 from kvlab.decode import next_step
 from kvlab.forward import ForwardPass, Observer
-from kvlab.pools.contract import CachePool, Lease, PoolFull
-from kvlab.pools.view import BatchView
+from kvlab.pools.batch import BatchView
+from kvlab.pools.contract import (
+    AnnouncedLease,
+    Batches,
+    CachePool,
+    Forks,
+    Lease,
+    Parks,
+    PoolFull,
+    Settles,
+    Truncates,
+)
 from kvlab.request import Request, Run
 
 TOKENS_TOGETHER = 512
@@ -112,9 +122,8 @@ class Executor:
 
     def settle(self) -> None:
         """Have the pool finish what it left for later, if it is one that does."""
-        settle = getattr(self.pool, "settle", None)
-        if settle is not None:
-            settle()
+        if isinstance(self.pool, Settles):
+            self.pool.settle()
 
     def _after_operation(self) -> None:
         if self.lock:
@@ -128,6 +137,10 @@ class Executor:
         except PoolFull:
             return False
         run.admission_seconds = time.perf_counter() - began
+        self._take_in(run, lease)
+        return True
+
+    def _take_in(self, run: Run, lease: Lease) -> None:
         if not 0 <= lease.num_cached_tokens < len(run.request.tokens):
             self.pool.release(lease)
             raise ValueError(
@@ -137,7 +150,42 @@ class Executor:
         self.leases[run.request.id] = lease
         run.num_cached_tokens = lease.num_cached_tokens
         self._after_operation()
+
+    def fork(self, source: Run, run: Run) -> bool:
+        """Whether the pool has room for `run` as a continuation of `source`; see `Forks`."""
+        pool = self._able(Forks, "fork")
+        try:
+            lease = pool.fork(self.leases[source.request.id], run.request)
+        except PoolFull:
+            return False
+        self._take_in(run, lease)
         return True
+
+    def truncate(self, run: Run, length: int) -> None:
+        """Take back the rows behind the first `length`, and the tokens that came of them."""
+        self._able(Truncates, "truncate").truncate(self.leases[run.request.id], length)
+        # The row of a generated token is written one step later than the token is known.
+        del run.steps[max(0, length + 1 - len(run.request.tokens)) :]
+        self._after_operation()
+
+    def park(self, run: Run) -> None:
+        """Move the rows of a request out."""
+        self._able(Parks, "park").park(self.leases[run.request.id])
+        self._after_operation()
+
+    def resume(self, run: Run) -> bool:
+        """Whether the pool has room for the rows of a parked request; if so, they are back."""
+        try:
+            self._able(Parks, "park").resume(self.leases[run.request.id])
+        except PoolFull:
+            return False
+        self._after_operation()
+        return True
+
+    def _able(self, extra: Any, what: str) -> Any:
+        if not isinstance(self.pool, extra):
+            raise ValueError(f"{type(self.pool).__name__} cannot {what}; see kvlab.pools.contract")
+        return self.pool
 
     def release(self, run: Run) -> None:
         """Give back the rows of a request, at its end or at its abort."""
@@ -190,7 +238,7 @@ class Executor:
         counts = [len(n) for n in news]
         starts = [int(lease.cache.get_seq_length()) for lease in leases]
         for lease, new in zip(leases, news, strict=True):
-            if hasattr(lease, "announce"):
+            if isinstance(lease, AnnouncedLease):
                 lease.announce(new)
         forward = ForwardPass(runs, leases, starts, counts, self.tick, self.observers)
         for observer in self.observers:
@@ -216,9 +264,8 @@ class Executor:
 
         An observer must see all rows that are read, so a prefix is then not read apart.
         """
-        own = getattr(self.pool, "batch", None)
-        if own is not None:
-            return own(leases, counts, shared=not watched)
+        if isinstance(self.pool, Batches):
+            return self.pool.batch(leases, counts, shared=not watched)
         return BatchView(leases, counts) if len(leases) > 1 else None
 
     def _logits(

@@ -12,9 +12,9 @@ from kvlab.faults.catalogue import make_pool
 from kvlab.models import tiny_model
 from kvlab.observe import Event, parse_log
 from kvlab.pools import CachePool, SimpleCachePool, TieredCachePool
-from kvlab.pools.blocks import Scratch
-from kvlab.pools.radix import PrefixTree
-from kvlab.pools.simple import Slot
+from kvlab.pools.arena import Arena
+from kvlab.pools.prefix import PrefixTree
+from kvlab.pools.slots import Slot
 from kvlab.workloads import PoolFactory
 
 
@@ -33,14 +33,14 @@ class _Second(TieredCachePool):
     tree_type = _SecondTree
 
 
-class _ThirdScratch(Scratch):
+class _ThirdArena(Arena):
     def gather(self, *args):  # type: ignore[no-untyped-def]
         key, value = super().gather(*args)
         return key.flip(0), value.flip(0)
 
 
 class _Third(TieredCachePool):
-    scratch_type = _ThirdScratch
+    arena_type = _ThirdArena
 
 
 _MYSTERIES = {1: _First, 2: _Second, 3: _Third}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from kvlab.faults.catalogue import fault
 from kvlab.pools import TieredCachePool
-from kvlab.pools.radix import PrefixTree, known
-from kvlab.request import Context
+from kvlab.pools.prefix import PrefixTree
+from kvlab.request import Context, known
 
 RootKey = tuple[tuple[str, str], ...] | None
 
@@ -68,12 +68,8 @@ class HeadOfPromptPool(TieredCachePool):
 class WithoutParent(PrefixTree):
     def match(self, context: Context, tokens: Sequence[int]) -> tuple[int, list[int]]:
         length, table = super().match(context, tokens)
-        size = self.arena.block_size
-        stored = {
-            n.tokens[at : at + size]: n.blocks[(n.start + at) // size - n.start // size]
-            for n in self.nodes()
-            for at in range(-n.start % size, len(n.tokens) - size + 1, size)
-        }
+        size = self.block_size
+        stored = {node.tokens: node.block for node in self.nodes()}
         length -= length % size
         table = table[: length // size]
         while len(tokens) >= length + size:

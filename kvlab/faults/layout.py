@@ -10,15 +10,18 @@ from torch import Tensor
 
 from kvlab.faults.catalogue import OwnView, fault
 from kvlab.pools import BatchView, SimpleCachePool, TieredCachePool
-from kvlab.pools.blocks import BlockArena, Scratch
-from kvlab.pools.simple import SlotLease
-from kvlab.pools.view import Rows, SlotLayer
+from kvlab.pools.arena import Arena
+from kvlab.pools.batch import KeysValues
+from kvlab.pools.lease import LeaseLayer
+from kvlab.pools.slots import SlotLease
 
 
-class MisalignedLayer(SlotLayer):
+class MisalignedLayer(LeaseLayer):
     wrong_heads = 1
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Rows:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> KeysValues:
         key, value = super().update(key_states, value_states)
         heads = key.shape[1]
         wrong = min(self.wrong_heads, heads)
@@ -53,7 +56,7 @@ def misaligned(wrong_heads: int) -> type[SimpleCachePool]:
 class KeysTwice(BatchView):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> Rows:
+    ) -> KeysValues:
         key, _ = super().update(key_states, value_states, layer_idx)
         return key, key  # BUG: the second is filled from the first
 
@@ -69,11 +72,11 @@ class KeysTwicePool(OwnView):
     view_type = KeysTwice
 
 
-class TokensAsHeads(Scratch):
+class TokensAsHeads(Arena):
     def gather(
-        self, arena: BlockArena, layer: int, rows: Tensor
+        self, layer: int, rows: Tensor
     ) -> tuple[Float[Tensor, "G T D"], Float[Tensor, "G T D"]]:
-        key, value = super().gather(arena, layer, rows)
+        key, value = super().gather(layer, rows)
         heads, tokens, dim = key.shape
         # BUG: the second reader takes the first axis for tokens
         shape = (tokens, heads, dim)
@@ -88,10 +91,10 @@ class TokensAsHeadsPool(TieredCachePool):
     soon as they are gathered. Evidence: own rows of other heads and positions.
     """
 
-    scratch_type = TokensAsHeads
+    arena_type = TokensAsHeads
 
 
-class CopySwaps(BlockArena):
+class CopySwaps(Arena):
     def copy(self, source: int, target: int, rows: int) -> None:
         super().copy(source, target, rows)
         where = slice(target * self.block_size, target * self.block_size + rows)
@@ -111,7 +114,7 @@ class CopySwapsPool(TieredCachePool):
     arena_type = CopySwaps
 
 
-class ReversedTail(BlockArena):
+class ReversedTail(Arena):
     def copy(self, source: int, target: int, rows: int) -> None:
         super().copy(source, target, rows)
         where = slice(target * self.block_size, target * self.block_size + rows)

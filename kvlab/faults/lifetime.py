@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from kvlab.faults.catalogue import Delayed, fault
 from kvlab.pools import Lease, SimpleCachePool, TieredCachePool
-from kvlab.pools.blocks import BlockArena
-from kvlab.pools.radix import Node, PrefixTree
-from kvlab.pools.simple import Slot
-from kvlab.pools.tiered_lease import TieredLease
-from kvlab.request import Request
+from kvlab.pools.blocks import BlockManager, BlockTable
+from kvlab.pools.slots import Slot
+from kvlab.pools.tiered import TieredLease
+from kvlab.request import Context, Request
 
 
 @fault("check then take", "lifetime", ["LMCache #1858", "TensorRT-LLM PR #15349"])
@@ -39,7 +38,7 @@ class LockCoversAllocOnly(Delayed, SimpleCachePool):
     every writer.
     """
 
-    def release(self, lease: Lease | str) -> None:
+    def release(self, lease: Lease) -> None:
         seen = dict(self.assignment)
         super().release(lease)
 
@@ -73,9 +72,9 @@ class WriterOutlivesAbort(Delayed, SimpleCachePool):
     rows change under their owner; gone when the free waits for the writer.
     """
 
-    def release(self, lease: Lease | str) -> None:
+    def release(self, lease: Lease) -> None:
         super().release(lease)
-        held = None if isinstance(lease, str) else self.slots_of(lease)
+        held = self.slots_of(lease)
         if held is not None:
             slot, rows = held
             key, value = slot.key[:, :, :rows].clone(), slot.value[:, :, :rows].clone()
@@ -112,6 +111,12 @@ class LateClearing(Delayed, SimpleCachePool):
             self.later(3, clear)  # BUG: the next owner does not wait for it
 
 
+class ReadersOnly(BlockManager):
+    def is_shared(self, block: int) -> bool:
+        readers = sum(block in table.blocks for table in self.tables)
+        return readers > 1  # BUG: the tree holds it too
+
+
 @fault("last reader writes", "lifetime", ["MinivLLM #70"])
 class LastReaderWrites(TieredCachePool):
     """A prefix block with one reader left counts as private, although the tree still lists it.
@@ -121,11 +126,12 @@ class LastReaderWrites(TieredCachePool):
     later. Evidence: a hit whose rows are not those that were stored.
     """
 
-    def make_private(self, lease: TieredLease, row: int) -> None:
-        index = row // self.arena.block_size
-        if index < len(lease.table) and self.tree.readers(lease.table[index]) == 1:
-            return  # BUG: the tree holds it too
-        super().make_private(lease, row)
+    manager_type = ReadersOnly
+
+
+class NeverCopies(BlockManager):
+    def make_private(self, table: BlockTable, start: int, end: int) -> None:
+        pass  # BUG: nothing is copied
 
 
 @fault("write without a copy", "lifetime", ["SGLang PR #38480"])
@@ -136,11 +142,10 @@ class WriteWithoutCopy(TieredCachePool):
     owners write one block; rows change under a reader.
     """
 
-    def make_private(self, lease: TieredLease, row: int) -> None:
-        pass  # BUG: nothing is copied
+    manager_type = NeverCopies
 
 
-class Careless(BlockArena):
+class Careless(BlockManager):
     """Blocks as in a server that runs without assertions."""
 
     def retain(self, blocks: Sequence[int]) -> None:
@@ -166,7 +171,7 @@ class FreeIgnoresCountPool(TieredCachePool):
     Evidence: a place is given twice; rows change under a reader.
     """
 
-    arena_type = FreeIgnoresCount
+    manager_type = FreeIgnoresCount
 
 
 @fault("freed twice", "lifetime", ["vLLM #42571", "TensorRT-LLM PR #14937"])
@@ -178,17 +183,18 @@ class FreedTwice(Delayed, TieredCachePool):
     else does.
     """
 
-    arena_type = Careless
+    manager_type = Careless
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: TieredLease) -> None:
         super().release(lease)
-        blocks = [b for b in lease.table if self.arena.ref_count[b] == 0]  # type: ignore[attr-defined]
-        self.later(3, lambda: self.arena.release(blocks))  # BUG: given back already
+        blocks = [b for b in lease.table.blocks if self.blocks.ref_count[b] == 0]
+        self.later(3, lambda: self.blocks.release(blocks))  # BUG: given back already
 
 
-class HoldsNothing(PrefixTree):
-    def _hold(self, blocks: Sequence[int]) -> None:
-        pass  # BUG: the tree lists blocks without holding them
+class HoldsNothing(Careless):
+    def publish(self, context: Context, tokens: Sequence[int], table: BlockTable) -> None:
+        if self.share:
+            self.tree.insert(context, tokens, table.blocks)  # BUG: listed, and not held
 
 
 @fault("tree without a hold", "lifetime", ["SGLang PR #38480", "MinivLLM #70"])
@@ -199,28 +205,17 @@ class HoldsNothingPool(TieredCachePool):
     brings rows that belong to another by now. Evidence: a hit whose rows are not those stored.
     """
 
-    arena_type = Careless
-    tree_type = HoldsNothing
+    manager_type = HoldsNothing
 
 
-class EvictsUnderReaders(PrefixTree):
-    def evict(self, count: int) -> list[Node]:
-        dropped = []
-        while len(self.arena.free) < count:
-            leaves = [n for n in self.nodes() if not n.children]
-            if not leaves:
-                break
-            leaf = min(leaves, key=lambda n: n.last_used)
-            assert leaf.parent is not None
-            del leaf.parent.children[leaf.tokens[0]]
-            for block in leaf.blocks:
-                self.held[block] = self.arena.ref_count[block] = 0  # BUG: it may have readers
-            dropped.append(leaf)
-        return dropped
+class EvictsUnderReaders(Careless):
+    def unread(self, block: int) -> bool:
+        return True  # BUG: it may have readers
 
-    @property
-    def evictable(self) -> int:
-        return sum(1 for n in self.held if n)
+    def evict(self, count: int) -> None:
+        for node in self.tree.evict(count, self.unread):
+            self.effects.evicted(node)
+            self.ref_count[node.block] = 0
 
 
 @fault("evicted under a reader", "lifetime", ["SGLang PR #27631", "vLLM #52360"])
@@ -231,8 +226,7 @@ class EvictsUnderReadersPool(TieredCachePool):
     the pool is full. Evidence: freed under a reader in the log; right in a large pool.
     """
 
-    arena_type = Careless
-    tree_type = EvictsUnderReaders
+    manager_type = EvictsUnderReaders
 
 
 @fault("read before the load ends", "lifetime", ["LMCache #207", "Z.ai GLM-5"])
@@ -247,7 +241,8 @@ class ReadBeforeLoad(Delayed, TieredCachePool):
     def publish(self, lease: TieredLease, whole: bool) -> None:
         super().publish(lease, whole)
         size = self.arena.block_size
-        rows = [b * size + i for b in lease.table if self.tree.held[b] for i in range(size)]
+        stored = [b for b in lease.table.blocks if b in self.blocks.tree.of_block]
+        rows = [b * size + i for b in stored for i in range(size)]
         if whole and rows and lease.prompt_is_written:
             key, value = self.arena.key[:, :, rows].clone(), self.arena.value[:, :, rows].clone()
             self.arena.key[:, :, rows] = self.arena.value[:, :, rows] = 0.0
@@ -269,5 +264,5 @@ class AbortPublishes(TieredCachePool):
     def publish(self, lease: TieredLease, whole: bool) -> None:
         tokens, size = lease.request.tokens, self.arena.block_size
         end = len(tokens) if whole else len(tokens) // size * size
-        if self.share and end:  # BUG: is the prompt written?
-            self.tree.insert(lease.request.context, tokens[:end], lease.table)
+        # BUG: is the prompt written?
+        self.blocks.publish(lease.request.context, tokens[:end], lease.table)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from kvlab.faults.catalogue import OwnView, fault
 from kvlab.pools import BatchView, Lease, SimpleCachePool, TieredCachePool
-from kvlab.pools.simple import SlotLease
-from kvlab.pools.tiered_batch import TieredBatch
-from kvlab.pools.tiered_lease import TieredLease
-from kvlab.pools.view import Rows, SlotLayer
+from kvlab.pools.arena import Rows
+from kvlab.pools.batch import KeysValues, TieredBatch
+from kvlab.pools.lease import LeaseLayer
+from kvlab.pools.slots import SlotLease
+from kvlab.pools.tiered import TieredLease
 
 
 class RestartsAtZero(TieredBatch):
@@ -36,10 +37,11 @@ class RestartsAtZeroPool(TieredCachePool):
 
 
 class SideBySide(TieredLease):
-    def first_row(self, end: int) -> int | None:
-        first = self.table[0] * self.pool.arena.block_size
-        fits = first + end <= len(self.pool.arena.owners)
-        return first if fits else super().first_row(end)  # BUG: the table says otherwise
+    def where(self, start: int, end: int) -> Rows:
+        first = self.table.blocks[0] * self.arena.block_size
+        if first + end > len(self.arena.owners):
+            return super().where(start, end)
+        return slice(first + start, first + end)  # BUG: the table says otherwise
 
 
 @fault("table ignored", "position", ["TGI PR #2711", "ssd #23"])
@@ -60,7 +62,7 @@ class PaddedView(BatchView):
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> Rows:
+    ) -> KeysValues:
         if len(self.leases) % 4:
             slot = self.pool.slots[-1]  # BUG: -1 is a slot
             slot.key[layer_idx, :, 0] = key_states[-1, :, 0]
@@ -108,14 +110,16 @@ class PermutedPool(OwnView):
         return super().batch(order, counts, shared)  # BUG: the queries are in the turn's order
 
 
-class HalfRing(SlotLayer):
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Rows:
-        start, half = self.counter[self.layer], self.keys.shape[2] // 2
+class HalfRing(LeaseLayer):
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> KeysValues:
+        start, half = self.get_seq_length(), self.lease.room // 2
         key, value = super().update(key_states, value_states)
         rows = torch.arange(start, key.shape[2])
-        if rows[-1] >= half:
-            self.keys[:, :, rows % half] = key_states.detach()  # BUG: wraps at half of the ring
-            self.values[:, :, rows % half] = value_states.detach()
+        if rows[-1] >= half:  # BUG: wraps at half of the ring
+            at = torch.tensor(self.lease.rows(0, half))[rows % half]
+            self.lease.arena.write(self.layer, at, key_states[0], value_states[0])
         return key, value
 
 

@@ -8,37 +8,27 @@ import torch
 from torch import Tensor
 
 from kvlab.faults.catalogue import fault
-from kvlab.pools.blocks import BlockArena
+from kvlab.pools.lease import LeaseLayer
 from kvlab.pools.quantised import (
     HEADROOM,
     QuantisedArena,
-    QuantisedSlot,
-    QuantisedSlotLease,
     QuantisedSlotPool,
-    QuantisedTieredLayer,
-    QuantisedTieredLease,
     QuantisedTieredPool,
     row_scales,
 )
-from kvlab.pools.store import Store
+from kvlab.pools.tiered import TieredLease
 
 
-class CalibratedSlot(QuantisedSlot):
-    """A slot that remembers a scale for each layer, for keys and for values."""
+class FrozenScale(QuantisedArena):
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self.calibrated: dict[tuple[int, int, int], Tensor] = {}
 
-    def __init__(self, id: int, store: Store) -> None:
-        super().__init__(id, store)
-        self.calibrated: dict[tuple[int, int], Tensor] = {}
-
-
-class FrozenScale(QuantisedSlotLease):
-    slot: CalibratedSlot
-
-    def scale(self, layer: int, part: int, rows: Tensor, start: int) -> Tensor:
-        calibrated = self.slot.calibrated
-        if (layer, part) not in calibrated:  # BUG: once in the life of the slot, not of the request
-            calibrated[layer, part] = HEADROOM * row_scales(rows)[:, :1]
-        return calibrated[layer, part].expand(-1, rows.shape[1], -1)
+    def scale(self, layer: int, part: int, new: Tensor, at: Tensor) -> Tensor:
+        slot = int(at[0]) // self.block_size, layer, part
+        if slot not in self.calibrated:  # BUG: once in the life of the slot, not of the request
+            self.calibrated[slot] = HEADROOM * row_scales(new)[:, :1]
+        return self.calibrated[slot].expand(-1, new.shape[1], -1)
 
 
 @fault("scale frozen by the first request", "scale", ["Avarok/atlas PR #1008"])
@@ -50,17 +40,20 @@ class FrozenScalePool(QuantisedSlotPool):
     Evidence: right alone on a fresh slot, wrong on a used one, whoever used it.
     """
 
-    lease_type, slot_type = FrozenScale, CalibratedSlot
+    arena_type = FrozenScale
 
 
-class DroppedOnHit(QuantisedTieredLayer):
-    def read_scales(self, rows: Tensor) -> Tensor:
-        scales = super().read_scales(rows).clone()
-        scales[:, :, : self.lease.num_cached_tokens] = 1 / 127  # BUG: a hit brings codes only
-        return scales
+class DroppedOnHit(LeaseLayer):
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        read, hit = super().update(key_states, value_states), self.lease.num_cached_tokens
+        arena, rows = self.lease.arena, self.lease.where(0, hit)
+        assert isinstance(arena, QuantisedArena)
+        for numbers, scales in zip(read, arena.scales, strict=True):
+            numbers[0, :, :hit] /= 127 * scales[self.layer, :, rows]  # BUG: a hit brings codes only
+        return read
 
 
-class DroppedOnHitLease(QuantisedTieredLease):
+class DroppedOnHitLease(TieredLease):
     layer_type = DroppedOnHit
 
 
@@ -77,7 +70,10 @@ class DroppedOnHitPool(QuantisedTieredPool):
 
 class CodesOnly(QuantisedArena):
     def copy(self, source: int, target: int, rows: int) -> None:
-        BlockArena.copy(self, source, target, rows)  # BUG: the scales stay behind
+        a, b = source * self.block_size, target * self.block_size
+        for part in (self.key, self.value):  # BUG: the scales stay behind
+            part[:, :, b : b + rows] = part[:, :, a : a + rows]
+        self.owners[b : b + rows] = self.owners[a : a + rows]
 
 
 @fault("copy leaves the scale behind", "scale")
@@ -92,15 +88,17 @@ class CodesOnlyPool(QuantisedTieredPool):
     arena_type = CodesOnly
 
 
-class BatchScale(QuantisedSlotLease):
-    def scale(self, layer: int, part: int, rows: Tensor, start: int) -> Tensor:
-        own = row_scales(rows)
-        seen = self.pool.largest  # type: ignore[attr-defined]
+class BatchScale(QuantisedArena):
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self.largest: dict[tuple[int, int], Tensor] = {}
+
+    def scale(self, layer: int, part: int, new: Tensor, at: Tensor) -> Tensor:
+        own = row_scales(new).amax(1, keepdim=True)
         # BUG: the largest row of everybody who is being served, and not of this request
-        largest = torch.maximum(seen.get((layer, part), own.amax(1, keepdim=True)),
-                                own.amax(1, keepdim=True))  # fmt: skip
-        seen[layer, part] = largest
-        return largest.expand(-1, rows.shape[1], -1)
+        largest = torch.maximum(self.largest.get((layer, part), own), own)
+        self.largest[layer, part] = largest
+        return largest.expand(-1, new.shape[1], -1)
 
 
 @fault("one scale for everybody", "scale")
@@ -112,13 +110,10 @@ class BatchScalePool(QuantisedSlotPool):
     foreign.
     """
 
-    lease_type = BatchScale
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.largest: dict[tuple[int, int], Tensor] = {}
+    arena_type = BatchScale
+    arena: BatchScale
 
     def release(self, lease: Any) -> None:
         super().release(lease)
         if not self.assignment:
-            self.largest = {}
+            self.arena.largest = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvlab.faults.catalogue import fault
 from kvlab.pools import SimpleCachePool, TieredCachePool
-from kvlab.pools.simple import Slot
-from kvlab.pools.tiered_lease import TieredLease
+from kvlab.pools.slots import Slot
+from kvlab.pools.tiered import TieredLease
 from kvlab.request import Request
 
 
@@ -52,7 +52,7 @@ class RecycledPointer(TieredCachePool):
         lease = super().admit(request)
         if self.last is not None and self.last.closed:
             size = self.arena.block_size
-            room = len(lease.table) * size - request.rows_needed
+            room = lease.room - request.rows_needed
             lease.counter[:] = [lease.length + min(self.last.length % size, room)] * len(
                 lease.counter
             )  # BUG: counts on from the recycled lease
@@ -72,10 +72,11 @@ class TableByName(TieredCachePool):
     def admit(self, request: Request) -> TieredLease:
         lease = super().admit(request)
         tables: dict[str, list[int]] = self.__dict__.setdefault("tables", {})
-        old = tables.setdefault(request.id, lease.table)
-        if old is not lease.table and len(old) >= len(lease.table):
-            self.arena.release([*lease.table, *lease.spare])
-            lease.table, lease.spare = list(old), []  # BUG: these blocks were given back
+        table = lease.table
+        old = tables.setdefault(request.id, table.blocks)
+        if old is not table.blocks and len(old) >= len(table.blocks):
+            self.blocks.release([*table.blocks, *table.spare])
+            table.blocks, table.spare = list(old), []  # BUG: these blocks were given back
             for block in old:
-                self.arena.ref_count[block] += 1
+                self.blocks.ref_count[block] += 1
         return lease

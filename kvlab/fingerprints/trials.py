@@ -16,7 +16,7 @@ from torch import Tensor
 from kvlab.models import LoadedModel
 from kvlab.observe import AttentionProbe, AttentionStep, first_foreign_read
 from kvlab.pools import SimpleCachePool
-from kvlab.pools.simple import Collision
+from kvlab.pools.slots import Collision
 from kvlab.prompts import LANGUAGES
 from kvlab.request import Request, Run
 from kvlab.schedule import run

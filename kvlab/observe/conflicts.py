@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvlab.pools.events import Event
-from kvlab.pools.radix import known
+from kvlab.request import Context, known
 
 ConflictKind = Literal[
     "given twice",
@@ -65,6 +65,7 @@ class _Life:
     copied: set[int] = field(default_factory=set)  # its own places that begin with such rows
     length: int = 0
     history: tuple[int, ...] = ()  # hash of all tokens up to each row, as far as known
+    parked: list[_Written | None] = field(default_factory=list)  # rows in host memory
 
 
 @dataclass
@@ -144,6 +145,25 @@ class _Finder:
 
     def hit(self, event: Event) -> Iterator[Conflict]:
         """A prefix is granted: it must be written, and by an equal history in an equal context."""
+        unknown = known(event.context) is None
+        yield from self._grant(
+            event, lambda theirs: unknown or known(theirs) != known(event.context)
+        )
+        life = self.live[event.request]
+        for place in event.places:
+            (life.copied if place in life.places else life.granted).add(place)
+            life.places.setdefault(place, event)
+
+    def fork(self, event: Event) -> Iterator[Conflict]:
+        """Another request's rows are granted: as a hit, but the context may be unknown to both, and
+        whoever is left alone with a place may write there."""
+        yield from self._grant(event, lambda theirs: theirs != event.context)
+        life = self.live[event.request]
+        for place in event.places:
+            life.copied.add(place)
+            life.places.setdefault(place, event)
+
+    def _grant(self, event: Event, other_context: Callable[[Context], bool]) -> Iterator[Conflict]:
         life = self._life(event)
         history = _histories((), event.tokens)
         wrong: tuple[int, str, _Written | None] | None = None
@@ -152,9 +172,7 @@ class _Finder:
             written = self.rows.get((place, offset))
             if written is None:
                 wrong = wrong or (i, "which nobody has written", None)
-            elif known(event.context) is None or known(written.event.context) != known(
-                event.context
-            ):
+            elif other_context(written.event.context):
                 wrong = wrong or (i, "whose context is another", written)
             elif event.tokens and written.history not in (None, history[i]):
                 wrong = wrong or (i, "whose tokens differ", written)
@@ -169,9 +187,6 @@ class _Finder:
                 event.places[row // event.size],
                 (row, event.start + event.length - 1),
             )
-        for place in event.places:
-            (life.copied if place in life.places else life.granted).add(place)
-            life.places.setdefault(place, event)
         life.length, life.history = event.length, history
 
     def write(self, event: Event) -> Iterator[Conflict]:
@@ -248,6 +263,48 @@ class _Finder:
             row = (event.start + i, event.start + i)
             first = written.event if written else None
             yield self._conflict(kind, event, why, first, other, place, row)
+
+    def truncate(self, event: Event) -> Iterator[Conflict]:
+        """Rows are taken back: the next write starts here."""
+        yield from self._use(event)
+        life = self._life(event)
+        if event.start > life.length:
+            why = f"{event.request!r} keeps {event.start} rows of {life.length}"
+            yield self._conflict("wrong start", event, why)
+        life.length, life.history = event.start, life.history[: event.start]
+
+    def park(self, event: Event) -> Iterator[Conflict]:
+        """Rows leave their places, which are free then."""
+        yield from self._use(event)
+        life = self._life(event)
+        size, places = event.size, event.places
+        life.parked = [
+            self.rows.get((places[i // size], i % size))
+            for i in range(min(event.length, size * len(places)))
+        ]
+        yield from self._return(event, life, tuple(life.places))
+        life.granted, life.copied = set(), set()
+
+    def resume(self, event: Event) -> Iterator[Conflict]:
+        """Rows come back, to places that are given now."""
+        life = self._life(event)
+        yield from self.admit(replace(event, start=life.length))
+        for i, written in enumerate(life.parked):
+            if written is not None:
+                self.rows[event.places[i // event.size], i % event.size] = written
+        life.copied = set(event.places)
+
+    def spare(self, event: Event) -> Iterator[Conflict]:
+        """Unused places are given back."""
+        life = self._life(event)
+        yield from self._return(event, life, event.places)
+
+    def _return(self, event: Event, life: _Life, places: Iterable[int]) -> Iterator[Conflict]:
+        for place in places:
+            if life.places.pop(place, None) is None:
+                why = f"{event.request!r} gives place {place} back without holding it"
+                yield self._conflict("double free", event, why, life.admitted, place=place)
+            self.freed[place] = event
 
     def release(self, event: Event) -> Iterator[Conflict]:
         """Places are given back, once."""

@@ -61,12 +61,11 @@ def block_holders(pool: TieredCachePool) -> list[tuple[int, frozenset[str]]]:
     """Reference count and holders of every block: request ids, and "tree" for the prefix tier."""
     holders: list[set[str]] = [set() for _ in range(pool.arena.num_blocks)]
     for name, lease in pool.leases.items():
-        for block in (*lease.table, *lease.spare):
+        for block in (*lease.table.blocks, *lease.table.spare):
             holders[block].add(name)
-    for node in pool.tree.nodes():
-        for block in node.blocks:
-            holders[block].add("tree")
-    return [(c, frozenset(h)) for c, h in zip(pool.arena.ref_count, holders, strict=True)]
+    for node in pool.blocks.tree.nodes():
+        holders[node.block].add("tree")
+    return [(c, frozenset(h)) for c, h in zip(pool.blocks.ref_count, holders, strict=True)]
 
 
 def memory_saved(table: pd.DataFrame, claimed: float) -> Figure:

@@ -1,11 +1,11 @@
 """Where keys and values live."""
 
+from kvlab.pools.batch import BatchView
 from kvlab.pools.contract import CachePool, Lease, OwnedLease, Owner, PoolFull
 from kvlab.pools.private import PoolForEach, PrivatePool
 from kvlab.pools.quantised import QuantisedSlotPool, QuantisedTieredPool
-from kvlab.pools.simple import SimpleCachePool
+from kvlab.pools.slots import SimpleCachePool
 from kvlab.pools.tiered import TieredCachePool
-from kvlab.pools.view import BatchView
 
 __all__ = [
     "BatchView",

@@ -1,14 +1,14 @@
-"""Blocks of rows with reference counts: the memory under the tiered pool."""
+"""Who holds which block: counts, admission, copy-on-write, the prefix tier. No tensors."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from kvlab.pools.contract import Owner
+from kvlab.pools.contract import PoolFull
+from kvlab.pools.prefix import Node, PrefixTree
+from kvlab.request import Context
 
 
 def are_neighbours(blocks: Sequence[int]) -> bool:
@@ -16,45 +16,66 @@ def are_neighbours(blocks: Sequence[int]) -> bool:
     return list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
 
 
-class BlockArena:
-    """Keys and values of all blocks, `(L, G, N, D)` each, and how many holders a block has.
-
-    L layers, G key/value heads, N rows (`num_blocks * block_size`), D head dim. Rows of one head
-    lie together, so that neighbouring blocks can be read as one view, without a copy.
+@dataclass(eq=False)
+class BlockTable:
+    """What one request holds.
 
     Attributes:
-        ref_count: Holders of each block: leases, and nodes of the prefix tree.
-        owners: Who wrote each row last.
+        blocks: The block of every `block_size` rows, in the order in which the request reads.
+        spare: A block set aside for the copy of a block that is shared in part.
+        hit: Rows that were there already.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    spare: list[int] = field(default_factory=list)
+    hit: int = 0
+
+
+class Effects:
+    """What follows from a decision, for whoever keeps the rows. Here: nothing."""
+
+    def copied(self, table: BlockTable, index: int, target: int, rows: int) -> None:
+        """The first `rows` rows of `table.blocks[index]` are needed in `target` too."""
+
+    def returned(self, table: BlockTable, block: int) -> None:
+        """A block that was set aside for `table` is not needed there."""
+
+    def freed(self, block: int) -> None:
+        """Nobody holds it any more."""
+
+    def evicted(self, node: Node) -> None:
+        """A stored block is forgotten."""
+
+
+class BlockManager:
+    """Blocks for many requests, and a tree of finished prompts that holds blocks as they do.
+
+    All blocks that a request may ever need are set aside at its admission, so that it never stops
+    half-way for want of memory.
+
+    Args:
+        share: Whether finished prompts are kept and found.
+        effects: Who is told what to do with the rows.
+
+    Attributes:
+        ref_count: Holders of each block: requests, and the tree, whose own count keeps the last
+            reader of a prefix from taking its block for his own.
+        tables: What each request holds.
     """
 
     def __init__(
         self,
         num_blocks: int,
         block_size: int,
-        num_layers: int,
-        num_heads: int,
-        head_dim: int,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        nan_fill: bool = False,
+        share: bool = True,
+        effects: Effects | None = None,
+        tree: PrefixTree | None = None,
     ) -> None:
-        sizes = (num_blocks, block_size, num_layers, num_heads, head_dim)
-        if min(sizes) < 1:
-            raise ValueError(f"every size of an arena must be at least 1, got {sizes}")
-        self.num_blocks, self.block_size = num_blocks, block_size
-        rows = num_blocks * block_size
-        shape = (num_layers, num_heads, rows, head_dim)
-        filling = torch.nan if nan_fill else 0.0
-        self.key: Float[Tensor, "L G N D"] = torch.full(shape, filling, dtype=dtype, device=device)
-        self.value: Float[Tensor, "L G N D"] = self.key.clone()
-        self.owners: list[Owner | None] = [None] * rows
+        self.num_blocks, self.block_size, self.share = num_blocks, block_size, share
+        self.effects = effects or Effects()
         self.ref_count = [0] * num_blocks
-        self.nan_fill = nan_fill
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all keys and values."""
-        return self.key.nbytes + self.value.nbytes
+        self.tree = tree or PrefixTree(block_size)
+        self.tables: list[BlockTable] = []
 
     @property
     def free(self) -> list[int]:
@@ -62,19 +83,11 @@ class BlockArena:
         return [b for b, count in enumerate(self.ref_count) if count == 0]
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, neighbours where there is such a run.
-
-        Raises:
-            ValueError: Fewer are free; the caller has to know.
-        """
+        """Take `count` free blocks, neighbours where there is such a run."""
         free = self.free
-        if len(free) < count:
-            raise ValueError(f"{count} blocks asked for, {len(free)} are free")
-        taken = free[:count]
-        for i in range(len(free) - count + 1):
-            if count and free[i + count - 1] - free[i] == count - 1:
-                taken = free[i : i + count]
-                break
+        assert len(free) >= count, f"{count} blocks asked for, {len(free)} are free"
+        runs = (free[i : i + count] for i in range(len(free) - count + 1))
+        taken = next((r for r in runs if r and r[-1] - r[0] == count - 1), free[:count])
         for block in taken:
             self.ref_count[block] = 1
         return taken
@@ -91,44 +104,125 @@ class BlockArena:
             assert self.ref_count[block] > 0, f"block {block} was given back twice"
             self.ref_count[block] -= 1
             if self.ref_count[block] == 0:
-                self._clear(block)
+                self.effects.freed(block)
 
-    def _clear(self, block: int) -> None:
-        rows = slice(block * self.block_size, (block + 1) * self.block_size)
-        self.owners[rows] = [None] * self.block_size
-        if self.nan_fill:
-            self.key[:, :, rows] = torch.nan
-            self.value[:, :, rows] = torch.nan
+    def is_shared(self, block: int) -> bool:
+        """Whether a writer has to copy it first."""
+        return self.ref_count[block] > 1
 
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first `rows` rows of a block, in all layers, with their owners."""
-        a, b = source * self.block_size, target * self.block_size
-        self.key[:, :, b : b + rows] = self.key[:, :, a : a + rows]
-        self.value[:, :, b : b + rows] = self.value[:, :, a : a + rows]
-        self.owners[b : b + rows] = self.owners[a : a + rows]
+    def unread(self, block: int) -> bool:
+        """Whether the tree alone holds it."""
+        return self.ref_count[block] == 1
 
+    def admit(self, context: Context, tokens: Sequence[int], rows: int) -> BlockTable:
+        """The longest known prefix of `tokens`, and own blocks for the rest of `rows` rows.
 
-class Scratch:
-    """One layer's gathered keys and values; the next layer uses the same memory again."""
+        Raises:
+            PoolFull: Too few blocks are free or can be evicted.
+        """
+        hit, found = self.tree.match(context, tokens) if self.share else (0, [])
+        # A block that is shared in part costs one more, and a hit keeps blocks from being evicted.
+        # So a shorter hit, or none, may fit where the longest does not: what fits into an empty
+        # pool always does.
+        return self._grant(found, (hit, hit - hit % self.block_size, 0), rows)
 
-    def __init__(self) -> None:
-        self._buffer: Tensor | None = None
+    def fork(self, source: BlockTable, hit: int, rows: int) -> BlockTable:
+        """The first `hit` rows of another table, and own blocks for the rest.
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held now: the largest gather so far."""
-        return 0 if self._buffer is None else self._buffer.nbytes
+        The block in which they end is copied by whoever writes first, so one is set aside for both.
+        """
+        return self._grant(source.blocks, (hit,), rows)
 
-    def gather(
-        self, arena: BlockArena, layer: int, rows: Tensor
-    ) -> tuple[Float[Tensor, "G T D"], Float[Tensor, "G T D"]]:
-        """Copies of some rows of a layer, valid until the next gather."""
-        heads, _, dim = arena.key[layer].shape
-        size = 2 * heads * len(rows) * dim
-        if self._buffer is None or len(self._buffer) < size:
-            self._buffer = torch.empty(size, dtype=arena.key.dtype, device=arena.key.device)
-        both = self._buffer[:size].view(2, heads, len(rows), dim)
-        rows = rows.to(arena.key.device)
-        torch.index_select(arena.key[layer], 1, rows, out=both[0])
-        torch.index_select(arena.value[layer], 1, rows, out=both[1])
-        return both[0], both[1]
+    def _grant(self, found: Sequence[int], hits: Sequence[int], rows: int) -> BlockTable:
+        size = self.block_size
+        for hit in dict.fromkeys(hits):
+            shared = found[: -(-hit // size)]
+            needed = -(-rows // size) - hit // size
+            self.retain(shared)  # from here on nobody evicts them
+            if self.make_room(needed):
+                break
+            self.release(shared)
+        else:
+            raise PoolFull(
+                f"{needed} blocks are needed, {len(self.free)} are free and "
+                f"{self.tree.evictable(self.unread)} can be evicted; release a request first"
+            )
+        own, in_part = self.allocate(needed), 1 if hit % size else 0
+        table = BlockTable([*shared, *own[in_part:]], own[:in_part], hit)
+        self.tables.append(table)
+        return table
+
+    def make_room(self, count: int) -> bool:
+        """Whether `count` blocks are free now. Prefixes that nobody reads are evicted for it, but
+        only if that is enough."""
+        missing = count - len(self.free)
+        if missing > 0 and missing <= self.tree.evictable(self.unread):
+            self.evict(missing)
+        return count <= len(self.free)
+
+    def evict(self, count: int) -> None:
+        """Forget up to `count` stored blocks that nobody reads."""
+        for node in self.tree.evict(count, self.unread):
+            self.effects.evicted(node)
+            self.release([node.block])
+
+    def make_private(self, table: BlockTable, start: int, end: int) -> None:
+        """Copy what others hold of the blocks in which rows `start` to `end - 1` will be written.
+
+        Raises:
+            PoolFull: No block for a copy, which happens only where rows were taken back.
+        """
+        size = self.block_size
+        for index in range(start // size, -(-end // size)):
+            block = table.blocks[index]
+            if self.is_shared(block):
+                target = self._for_copy(table, block)
+                self.effects.copied(table, index, target, max(0, start - index * size))
+                table.blocks[index] = target
+                self.release([block])
+        if table.spare:  # not needed: the others have copied or left
+            self.release([self._return(table)])
+
+    def _return(self, table: BlockTable) -> int:
+        block = table.spare.pop()
+        self.effects.returned(table, block)
+        return block
+
+    def _for_copy(self, table: BlockTable, block: int) -> int:
+        if table.spare:
+            return table.spare.pop()
+        if self.make_room(1):
+            return self.allocate(1)[0]
+        for other in self.tables:  # of a fork: if this side copies, the other need not
+            if other.spare and block in other.blocks:
+                return self._return(other)
+        raise PoolFull("no block for a copy of a shared one; release a request first")
+
+    def publish(self, context: Context, tokens: Sequence[int], table: BlockTable) -> None:
+        """Put written tokens into the prefix tier, from where they are only read."""
+        if self.share:
+            self.retain(self.tree.insert(context, tokens, table.blocks))
+
+    def give_back(self, table: BlockTable) -> None:
+        """A request leaves its blocks."""
+        self.tables.remove(table)
+        self.release([*table.blocks, *table.spare])
+
+    def check(self) -> None:
+        """Assert what must always hold; for tests and for the curious.
+
+        Raises:
+            AssertionError: A count is wrong, a block is lost, or the tree is not in order.
+        """
+        held = Counter(b for table in self.tables for b in (*table.blocks, *table.spare))
+        nodes = self.tree.nodes()
+        stored = Counter(node.block for node in nodes)
+        for block, count in enumerate(self.ref_count):
+            assert count == held[block] + stored[block], f"block {block}: wrong count"
+            assert stored[block] < 2, f"block {block} is stored twice"
+        for node in nodes:
+            assert 0 < len(node.tokens) <= self.block_size, "a node of a wrong size"
+            assert len(node.tokens) == self.block_size or not node.children, "a fork inside a block"
+            keys = [child.tokens for child in node.children]
+            assert keys == sorted(set(keys)), "children out of order"
+            assert self.tree.of_block[node.block] is node, "a node that its block does not know"

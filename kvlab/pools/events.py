@@ -9,7 +9,10 @@ from typing import Literal
 
 from kvlab.request import Context
 
-EventKind = Literal["admit", "hit", "write", "read", "release", "reset", "evict", "copy"]
+EventKind = Literal[
+    "admit", "hit", "fork", "write", "read", "copy", "truncate", "spare", "park", "resume",
+    "release", "reset", "evict",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,13 @@ class Event:
 
     Attributes:
         kind: admit: `places` are given to the request, its write pointer stands at `start`.
-            hit: `length` rows of a finished prefix are granted, from row 0 on.
+            hit, fork: `length` rows of a finished prefix, or of another request, are granted, from
+            row 0 on.
             write, read: of `length` rows from `start` on.
-            release: the request gives back all its `places`.
+            truncate: the rows from `start` on are taken back; the places stay.
+        spare: the request gives back `places` that it turned out not to need.
+        park, resume: `length` rows leave all `places`, and come back to others.
+        release: the request gives back all its `places`.
             reset: the length of a place was set to 0.
             evict: a stored prefix was dropped from `places`.
             copy: `length` rows of `places[0]` were copied to `places[1]`, for row `start`.

@@ -2,48 +2,103 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
+from transformers import Cache, PretrainedConfig
 
-from kvlab.pools.blocks import BlockArena, Scratch
-from kvlab.pools.contract import Lease, PoolFull
+from kvlab.pools.arena import Arena, Rows, kv_shape
+from kvlab.pools.batch import TieredBatch
+from kvlab.pools.blocks import BlockManager, BlockTable, Effects, are_neighbours
+from kvlab.pools.contract import PoolFull
 from kvlab.pools.events import EventKind, EventLog
-from kvlab.pools.radix import PrefixTree
-from kvlab.pools.store import kv_shape
-from kvlab.pools.tiered_batch import TieredBatch
-from kvlab.pools.tiered_lease import TieredLease
+from kvlab.pools.lease import ArenaLease
+from kvlab.pools.prefix import Node, PrefixTree
 from kvlab.request import Request
 
 
-class TieredCachePool:
+class TieredLease(ArenaLease):
+    """One request's rows: a shared prefix that it may read, and private rows that it writes.
+
+    Attributes:
+        table: The blocks that it holds.
+        intact: How many of the request's tokens are known to lie where they should. Rows that were
+            taken back are written again by whoever knows what; they are not published.
+    """
+
+    def __init__(self, pool: TieredCachePool, request: Request, table: BlockTable) -> None:
+        super().__init__(pool.arena, request, pool.admissions, table.hit)
+        self.pool, self.table = pool, table
+        self.num_cached_tokens = table.hit
+        self.intact = len(request.tokens)
+        self.granted = self.owners()
+
+    @property
+    def room(self) -> int:
+        return len(self.table.blocks) * self.arena.block_size
+
+    def rows(self, start: int, end: int) -> list[int]:
+        size, blocks = self.arena.block_size, self.table.blocks
+        return [blocks[r // size] * size + r % size for r in range(start, end)]
+
+    def where(self, start: int, end: int) -> Rows:
+        size, blocks = self.arena.block_size, self.blocks(start, end)
+        if are_neighbours(blocks):
+            first = blocks[0] * size + start % size
+            return slice(first, first + end - start)
+        return torch.tensor(self.rows(start, end), device=self.arena.key.device)
+
+    def blocks(self, start: int, end: int) -> list[int]:
+        """The blocks of this request's rows `start` to `end - 1`."""
+        size = self.arena.block_size
+        return self.table.blocks[start // size : -(-end // size)]
+
+    def make_writable(self, start: int, end: int) -> None:
+        self.pool.blocks.make_private(self.table, start, end)
+
+    def signed(self, start: int, end: int, tokens: list[int]) -> None:
+        self.pool.log("write", self.request, self.blocks(start, end), start, end - start, tokens)
+        self.pool.log("read", self.request, self.blocks(0, end), 0, end)
+
+    def advance(self, layer: int, count: int) -> None:
+        """A layer has written. The last one may complete the prompt, which is then published."""
+        before = self.counter[layer]
+        super().advance(layer, count)
+        if layer == len(self.counter) - 1 and before < len(self.request.tokens) <= before + count:
+            self.pool.publish(self, whole=False)
+
+    @property
+    def prompt_is_written(self) -> bool:
+        """Whether every layer holds the whole prompt."""
+        return min(self.counter) >= len(self.request.tokens)
+
+
+class TieredCachePool(Effects):
     """Blocks for many requests in three tiers.
 
-    - *Prefix tier*: finished prompts in a radix tree, read-only, matched token by token within one
+    - *Prefix tier*: finished prompts in a tree, read-only, matched token by token within one
       context (`Request.context`). An unknown context (`None`, or a field whose value is `None`)
       neither finds nor leaves anything.
     - *Private tier*: blocks with a reference count. Whoever writes into a block that others hold
       copies it first.
     - *Scratch*: one layer's gathered rows, where they do not lie side by side.
 
-    All rows that a request may ever need are set aside at its admission, so that it never stops
-    half-way for want of memory.
-
     Args:
         num_blocks: Blocks of all tiers together.
         block_size: Rows in a block.
-        share: Whether finished prompts are kept and found. Without, every block is private.
+        share: Whether finished prompts are kept and found. Without, only forks share.
         nan_fill: Debug mode: rows of nobody hold NaN.
 
     Attributes:
+        blocks: Who holds which block; it decides, and this class carries out.
+        arena: The rows.
+        leases: Who is here, parked ones included, by request id.
         events: A log of every operation, if you give it one; else `None`.
     """
 
-    arena_type: type[BlockArena] = BlockArena
-    tree_type, scratch_type = PrefixTree, Scratch
+    arena_type: type[Arena] = Arena
+    manager_type, tree_type = BlockManager, PrefixTree
     lease_type, batch_type = TieredLease, TieredBatch
 
     def __init__(
@@ -61,9 +116,8 @@ class TieredCachePool:
         self.arena = self.arena_type(
             num_blocks, block_size, num_layers, num_heads, head_dim, dtype, device, nan_fill
         )
-        self.tree = self.tree_type(self.arena)
-        self.scratch = self.scratch_type()
-        self.share = share
+        tree = self.tree_type(block_size)
+        self.blocks = self.manager_type(num_blocks, block_size, share, self, tree)
         self.leases: dict[str, TieredLease] = {}
         self.admissions = 0
         self.events: EventLog | None = None
@@ -84,109 +138,103 @@ class TieredCachePool:
             PoolFull: Too few blocks are free or can be evicted.
             ValueError: The request can never fit, or its id is taken.
         """
-        arena, size = self.arena, self.arena.block_size
+        self._check_new(request)
+        try:
+            table = self.blocks.admit(request.context, request.tokens[:-1], request.rows_needed)
+        except PoolFull as full:
+            raise PoolFull(f"no room for request {request.id!r}: {full}") from None
+        return self._take_in(request, table, "hit")
+
+    def _check_new(self, request: Request) -> None:
+        size, most = self.arena.block_size, self.arena.num_blocks
         total = -(-request.rows_needed // size)
-        if total > arena.num_blocks:
+        if total > most:
             raise ValueError(
-                f"request {request.id!r} needs {total} blocks of {size} rows, the pool has "
-                f"{arena.num_blocks}"
+                f"request {request.id!r} needs {total} blocks of {size} rows, the pool has {most}"
             )
         if request.id in self.leases:
             raise ValueError(f"request id {request.id!r} is already admitted; ids must be unique")
-        longest = 0
-        found: list[int] = []
-        if self.share:
-            longest, found = self.tree.match(request.context, request.tokens[:-1])
-        # A shared prefix keeps a whole node of the tree from being evicted, and a block that is
-        # shared in part costs one more. So a shorter hit, or none, may fit where the longest does
-        # not: what fits into an empty pool always does.
-        for hit in dict.fromkeys((longest, longest - longest % size, 0)):
-            shared = found[: -(-hit // size)]
-            needed = total - hit // size
-            arena.retain(shared)  # from here on nobody evicts them
-            if self._make_room(needed):
-                break
-            arena.release(shared)
-        else:
-            raise PoolFull(
-                f"request {request.id!r} needs {needed} blocks, {len(arena.free)} are free and "
-                f"{self.tree.evictable} can be evicted; release a request first"
-            )
-        own = arena.allocate(needed)
-        # A prefix may end inside of a block. That block is read until the first write, which
-        # copies it into the first of the request's own blocks.
-        in_part = 1 if hit % size else 0
+
+    def _take_in(self, request: Request, table: BlockTable, kind: EventKind) -> TieredLease:
         self.admissions += 1
-        lease = self.lease_type(self, request, [*shared, *own[in_part:]], own[:in_part], hit)
-        self.leases[request.id] = lease
-        if hit:
-            self.log("hit", request, shared, 0, hit, request.tokens[:hit])
+        lease = self.leases[request.id] = self.lease_type(self, request, table)
+        shared = lease.blocks(0, table.hit)
+        if shared:
+            self.log(kind, request, shared, 0, table.hit, request.tokens[: table.hit])
+        # A block set aside for a copy comes first, where the copy will lie.
+        own = [*table.spare, *table.blocks[len(shared) :]]
         self.log("admit", request, own, lease.length, 0)
         return lease
 
-    def make_private(self, lease: TieredLease, row: int) -> None:
-        """Copy the block of `row` if others hold it too: one count less there, one block here."""
-        arena, size = self.arena, self.arena.block_size
-        index = row // size
-        if index >= len(lease.table) or arena.ref_count[lease.table[index]] == 1:
-            return
-        target = lease.spare.pop() if lease.spare else self._one_more(lease)
-        arena.copy(lease.table[index], target, row % size)
-        self.log("copy", lease.request, [lease.table[index], target], row - row % size, row % size)
-        arena.release([lease.table[index]])
-        lease.table[index] = target
+    def fork(self, lease: TieredLease, request: Request) -> TieredLease:
+        """See `Forks`: the rows are shared, and the first write into a block copies it."""
+        hit = lease.check_fork(request)
+        self._check_new(request)
+        table = self.blocks.fork(lease.table, hit, request.rows_needed)
+        taken = self._take_in(request, table, "fork")
+        owners = enumerate(lease.owners())
+        unknown = (i for i, o in owners if i >= lease.intact and (o is None or o.token < 0))
+        taken.intact = next(unknown, taken.intact)
+        return taken
 
-    def _one_more(self, lease: TieredLease) -> int:
-        self._evict(1)
-        if not self.arena.free:
-            raise PoolFull(f"no block for a copy of {lease.request.id!r}; release a request first")
-        block = self.arena.allocate(1)
-        self.log("admit", lease.request, block, lease.length, 0)
-        return block[0]
+    def truncate(self, lease: TieredLease, length: int) -> None:
+        """See `Truncates`."""
+        lease.shorten(length)
+        lease.intact = min(lease.intact, length)
+        size = self.arena.block_size
+        for index in range(length // size, len(lease.table.blocks)):
+            block = lease.table.blocks[index]
+            if not self.blocks.is_shared(block):
+                kept = max(0, length - index * size)
+                self.arena.forget(block * size + kept, (block + 1) * size)
+        self.log("truncate", lease.request, lease.table.blocks, length, 0)
 
-    def _make_room(self, needed: int) -> bool:
-        """Whether so many blocks are free now, after evicting prefixes without readers."""
-        if needed > len(self.arena.free) + self.tree.evictable:
-            return False
-        self._evict(needed)
-        return needed <= len(self.arena.free)
+    def park(self, lease: TieredLease) -> None:
+        """See `Parks`: all rows move, also those of a prefix, which may be evicted meanwhile."""
+        lease.check_usable()
+        lease.parked = self.arena.take_out(lease.rows(0, lease.length))
+        self.log("park", lease.request, [*lease.table.blocks, *lease.table.spare], 0, lease.length)
+        self.blocks.give_back(lease.table)
+        lease.table = BlockTable()
 
-    def _evict(self, count: int) -> None:
-        """Make room for `count` blocks, as far as there are prefixes without readers."""
-        for node in self.tree.evict(count):
-            self.log("evict", None, node.blocks, node.start, len(node.tokens))
+    def resume(self, lease: TieredLease) -> None:
+        """See `Parks`: into blocks of its own."""
+        parked = lease.check_parked()
+        lease.table = self.blocks.admit(None, (), lease.request.rows_needed)
+        self.arena.put_back(lease.rows(0, lease.length), *parked)
+        lease.parked = None
+        self.log("resume", lease.request, lease.table.blocks, 0, lease.length)
 
     def publish(self, lease: TieredLease, whole: bool) -> None:
-        """Put a completely written prompt into the prefix tier, from where it is only read.
+        """Put a completely written prompt into the prefix tier.
 
         While the request lives these are its full blocks; the last one, which it still writes, is
         added at its release, when nobody is left who could write it.
         """
-        if not self.share or not lease.prompt_is_written:
-            return
-        tokens, size = lease.request.tokens, self.arena.block_size
-        end = len(tokens) if whole else len(tokens) // size * size
-        if end:
-            self.tree.insert(lease.request.context, tokens[:end], lease.table)
+        if lease.prompt_is_written and lease.parked is None:
+            tokens, size = lease.request.tokens[: lease.intact], self.arena.block_size
+            end = len(tokens) if whole else len(tokens) // size * size
+            self.blocks.publish(lease.request.context, tokens[:end], lease.table)
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: Any) -> None:
         """Give every block back once, at the end of a request or at its abort, at any step.
 
         Raises:
             KeyError: It is not held (released twice, or of another pool).
         """
-        held = next((x for x in self.leases.values() if x is lease), None)
-        if held is None:
+        if not any(x is lease for x in self.leases.values()):
             raise KeyError("this lease is not held here: released twice, or of another pool")
-        self.publish(held, whole=True)
-        del self.leases[held.request.id]
-        self.log("release", held.request, [*held.table, *held.spare], 0, held.length)
-        self.arena.release([*held.table, *held.spare])
-        held.closed = True
+        self.publish(lease, whole=True)
+        del self.leases[lease.request.id]
+        held = [*lease.table.blocks, *lease.table.spare]
+        self.log("release", lease.request, held, 0, lease.length)
+        if lease.parked is None:
+            self.blocks.give_back(lease.table)
+        lease.closed = True
 
     def batch(
         self, leases: Sequence[TieredLease], counts: Sequence[int], shared: bool = True
-    ) -> TieredBatch | None:
+    ) -> Cache | None:
         """The leases as one cache; `None` where a lone lease is its own best cache.
 
         Args:
@@ -195,7 +243,30 @@ class TieredCachePool:
         """
         if len(leases) == 1 and not (shared and leases[0].num_cached_tokens):
             return None
-        return self.batch_type(self.arena, self.scratch, leases, counts, shared)
+        return self.batch_type(self.arena, leases, counts, shared)
+
+    def copied(self, table: BlockTable, index: int, target: int, rows: int) -> None:
+        """Copy a block before it is written."""
+        source, size = table.blocks[index], self.arena.block_size
+        self.arena.copy(source, target, rows)
+        self.log("copy", self._holder(table).request, [source, target], index * size, rows)
+
+    def returned(self, table: BlockTable, block: int) -> None:
+        """Somebody has one block less."""
+        holder = self._holder(table)
+        self.log("spare", holder.request, [block], holder.length, 0)
+
+    def _holder(self, table: BlockTable) -> TieredLease:
+        return next(lease for lease in self.leases.values() if lease.table is table)
+
+    def freed(self, block: int) -> None:
+        """Nobody's rows hold nobody's signature."""
+        size = self.arena.block_size
+        self.arena.forget(block * size, (block + 1) * size)
+
+    def evicted(self, node: Node) -> None:
+        """A stored block is forgotten."""
+        self.log("evict", None, [node.block], 0, len(node.tokens))
 
     def log(
         self,
@@ -213,25 +284,15 @@ class TieredCachePool:
             self.events.record(kind, name, blocks, start, length, size, tokens, context)
 
     def check(self) -> None:
-        """Assert what must always hold; for tests and for the curious.
+        """Assert what must always hold.
 
         Raises:
-            AssertionError: A count is wrong, a block is lost, or two could write one block.
+            AssertionError: See `BlockManager.check`; or two requests could write one block.
         """
-        arena = self.arena
-        by_leases = Counter(b for x in self.leases.values() for b in (*x.table, *x.spare))
-        by_nodes = Counter(b for n in self.tree.nodes() for b in n.blocks)
-        for block, count in enumerate(arena.ref_count):
-            assert count == by_leases[block] + by_nodes[block], f"block {block}: wrong count"
-            assert self.tree.held[block] == by_nodes[block], f"block {block}: wrong tree count"
-        writable = Counter(
-            block
-            for x in self.leases.values()
-            for block in (*x.table[x.length // arena.block_size :], *x.spare)
-            if arena.ref_count[block] == 1
-        )
-        assert not writable or max(writable.values()) == 1, "a block is writable by two"
-        for node in self.tree.nodes():
-            assert node.tokens, "a node without tokens"
-            rows = range(node.start // arena.block_size, -(-node.end // arena.block_size))
-            assert len(node.blocks) == len(rows), "a node with too many or too few blocks"
+        self.blocks.check()
+        size, writable = self.arena.block_size, set[int]()
+        for lease in self.leases.values():
+            ahead = [*lease.table.blocks[lease.length // size :], *lease.table.spare]
+            own = {block for block in ahead if not self.blocks.is_shared(block)}
+            assert not own & writable, "a block is writable by two"
+            writable |= own

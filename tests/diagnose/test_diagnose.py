@@ -13,10 +13,10 @@ from kvlab.dye import Contract, DyedModel
 from kvlab.faults import make_pool
 from kvlab.models import tiny_model
 from kvlab.pools import PrivatePool, SimpleCachePool, TieredCachePool
-from kvlab.pools.radix import PrefixTree, known
-from kvlab.pools.simple import SlotLease
-from kvlab.pools.view import SlotLayer
-from kvlab.request import Request
+from kvlab.pools.lease import LeaseLayer
+from kvlab.pools.prefix import PrefixTree
+from kvlab.pools.slots import SlotLease
+from kvlab.request import Request, known
 from kvlab.schedule import run
 
 
@@ -127,21 +127,22 @@ class OldestWhenFull(SimpleCachePool):
         return 0 if free is None else free
 
 
-class WritesOneEarly(SlotLayer):
+class WritesOneEarly(LeaseLayer):
     def update(self, key, value, *args, **kwargs):
-        at = self.counter[self.layer]
+        counter, at = self.lease.counter, self.get_seq_length()
         if key.shape[2] > 1 or at <= 8:
             return super().update(key, value)
-        self.counter[self.layer] = at - 1
+        counter[self.layer] = at - 1
         super().update(key, value)
-        self.counter[self.layer] = at + 1
-        return self.keys[:, :, : at + 1], self.values[:, :, : at + 1]
+        counter[self.layer] = at + 1
+        rows = self.lease.arena.read(self.layer, self.lease.where(0, at + 1))
+        return rows[0][None], rows[1][None]
 
 
-class ScalesLate(SlotLayer):
+class ScalesLate(LeaseLayer):
     def update(self, key, value, *args, **kwargs):
         key, value = super().update(key, value)
-        return key * (1.5 if self.counter[self.layer] > 12 else 1.0), value
+        return key * (1.5 if self.get_seq_length() > 12 else 1.0), value
 
 
 class SecondLayerStale(SlotLease):
@@ -149,9 +150,9 @@ class SecondLayerStale(SlotLease):
         super().__init__(pool, request, slot)
         self.counter[1:] = [getattr(slot, "left", 0)] * (len(self.counter) - 1)
 
-    def wrote(self, start, count):
-        super().wrote(start, count)
-        self.slot.left = start + count
+    def signed(self, start, end, tokens):
+        super().signed(start, end, tokens)
+        self.slot.left = end
 
 
 class FirstFieldOnly(PrefixTree):
@@ -160,7 +161,7 @@ class FirstFieldOnly(PrefixTree):
         return key and key[:1]
 
 
-def slots_with(layer=SlotLayer, lease=SlotLease):
+def slots_with(layer=LeaseLayer, lease=SlotLease):
     held = type("Held", (lease,), {"layer_type": layer})
     return type("Pool", (SimpleCachePool,), {"lease_type": held})
 

@@ -34,8 +34,8 @@ def common(a, b) -> int:
 class Player:
     """Admits, writes and releases on a pool of one number a row, and remembers what was written."""
 
-    def __init__(self, pool: TieredCachePool, evicting: bool = False) -> None:
-        self.pool, self.evicting = pool, evicting
+    def __init__(self, pool: TieredCachePool) -> None:
+        self.pool = pool
         self.live = {}
         self.written: list[tuple[int, ...]] = []
         self.prompts: dict[str, tuple[int, ...]] = {}
@@ -43,7 +43,7 @@ class Player:
 
     def admit(self, tokens, new=1):
         request = Request(f"r{len(self.prompts)}", tuple(tokens), new)
-        least, free = self.held(request), len(self.pool.arena.free)
+        least, free = self.held(request), len(self.pool.blocks.free)
         self.prompts[request.id] = request.tokens
         lease = self.pool.admit(request)
         self.live[request.id] = lease
@@ -51,8 +51,7 @@ class Player:
         longest = max((common(request.tokens, t) for t in self.written), default=0)
         assert hit <= min(longest, len(tokens) - 1), "longer than any written prompt in common"
         # A pool that is nearly full may leave out a part of a hit, so that the request fits.
-        # Nor does this tree find what is left of a run in a block that another run still holds.
-        if free >= -(-request.rows_needed // self.pool.arena.block_size) and not self.evicting:
+        if free >= -(-request.rows_needed // self.pool.arena.block_size):
             assert hit >= min(least, len(tokens) - 1), "shorter than what is held and equal"
         self.hits["none" if not hit else "whole" if hit == least else "part"] += 1
         return request.id
@@ -76,8 +75,8 @@ class Player:
     def held(self, request: Request) -> int:
         """Rows of the longest run of held blocks that hold `request`, and of the next in part."""
         pool, size = self.pool, self.pool.arena.block_size
-        leased = Counter(b for x in pool.leases.values() for b in (*x.table, *x.spare))
-        kept = [b for b, n in enumerate(pool.arena.ref_count) if n > leased[b]]
+        leased = Counter(b for x in pool.leases.values() for b in (*x.table.blocks, *x.table.spare))
+        kept = [b for b, n in enumerate(pool.blocks.ref_count) if n > leased[b]]
         wanted = histories(request.tokens)
         memory = pool.arena.key[0, 0, :, 0].tolist()
         found = 0
@@ -146,12 +145,12 @@ def relative(rng: random.Random, prompts: list[list[int]]) -> list[int]:
 def test_hits_of_random_families_are_those_of_brute_force(blocks):
     """With 24 blocks prefixes are evicted; with 400 none is."""
     hits: Counter[str] = Counter()
-    refused = evicted = 0
+    refused = 0
     for seed in range(1000):
         rng = random.Random(seed)
         size = rng.choice((1, 2, 3, 4, 8))
         pool = small_pool(blocks if blocks == 400 else max(blocks // size, 4), size)
-        player, prompts = Player(pool, blocks == 24), []
+        player, prompts = Player(pool), []
         for _ in range(rng.randint(4, 14)):
             if player.live and rng.random() < 0.45:
                 name = rng.choice(list(player.live))
@@ -160,13 +159,11 @@ def test_hits_of_random_families_are_those_of_brute_force(blocks):
                 player.release(name)
                 continue
             tokens = relative(rng, prompts)
-            before = sum(n > 0 for n in pool.arena.ref_count)
             try:
                 name = player.admit(tokens, rng.randint(1, 3))
             except (PoolFull, ValueError):
                 refused += 1
                 continue
-            evicted += before > sum(n > 0 for n in pool.arena.ref_count)
             prompts.append(tokens)
             if rng.random() < 0.8:
                 player.write(name)

@@ -55,7 +55,7 @@ def test_rounding_is_not_taken_for_a_fault(name):
 
 def test_the_rows_are_codes_and_take_a_quarter():
     pool = QuantisedSlotPool.for_model(CONFIG, 2, 16)
-    assert pool.store.key.dtype == torch.int8
+    assert pool.arena.key.dtype == torch.int8
     tiers = QuantisedTieredPool.for_model(CONFIG, 4)
     assert tiers.arena.key.dtype == torch.int8
 

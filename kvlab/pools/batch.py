@@ -1,52 +1,93 @@
-"""Several leases of a tiered pool as one cache: gathered, or with a prefix that is read once."""
+"""Several leases as the cache of one forward pass: of any pool, or of a tiered one."""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 
 from kvlab.attention import PrefixGroup
-from kvlab.pools.blocks import BlockArena, Scratch, are_neighbours
+from kvlab.pools.arena import Arena
+from kvlab.pools.blocks import BlockTable, are_neighbours
+from kvlab.pools.contract import Lease
 
-if TYPE_CHECKING:
-    from kvlab.pools.tiered_lease import TieredLease
+KeysValues = tuple[Float[Tensor, "B G T D"], Float[Tensor, "B G T D"]]
 
 
-def check_heads(arena: BlockArena, key: Float[Tensor, "B G Q D"]) -> None:
-    """Refuse rows of another shape, which an assignment might spread over all heads.
+class BatchView(Cache):
+    """Several leases, of any pool, as the cache of one forward pass.
 
-    Raises:
-        ValueError: Other heads, or another head dim, than the pool holds.
+    Row `b` of the batch brings `counts[b]` new tokens and padding behind them; the padding is never
+    written. Where two leases write the same row (a colliding slot), the later one of the batch
+    wins, and in each layer every read comes after all writes.
+
+    Attributes:
+        pool: The pool that made this view, where one did.
     """
-    heads, _, dim = arena.key.shape[1:]
-    if key.shape[1] != heads or key.shape[3] != dim:
-        raise ValueError(
-            f"the pool holds {heads} key/value heads of dimension {dim}, got {key.shape[1]} of "
-            f"dimension {key.shape[3]}"
-        )
+
+    pool: Any = None
+
+    def __init__(self, leases: Sequence[Lease], counts: Sequence[int]) -> None:
+        super().__init__(layers=[])
+        self.leases, self.counts = leases, counts
+        if any(getattr(layer, "is_sliding", False) for x in leases for layer in x.cache.layers):
+            raise ValueError("models with sliding windows cannot be batched here; use batch_size=1")
+        self.starts = [int(lease.cache.get_seq_length()) for lease in leases]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> KeysValues:
+        read = [
+            lease.cache.update(
+                key_states[b : b + 1, :, :count], value_states[b : b + 1, :, :count], layer_idx
+            )
+            for b, (lease, count) in enumerate(zip(self.leases, self.counts, strict=True))
+        ]
+        # A cache of fixed size hands out rows behind those that are written: nobody reads them.
+        ends = [s + c for s, c in zip(self.starts, self.counts, strict=True)]
+        read = [(k[:, :, :end], v[:, :, :end]) for (k, v), end in zip(read, ends, strict=True)]
+        longest = max(k.shape[2] for k, _ in read)
+
+        def padded(rows: list[Tensor]) -> Tensor:
+            return torch.cat([F.pad(r, (0, 0, 0, longest - r.shape[2])) for r in rows])
+
+        return padded([k for k, _ in read]), padded([v for _, v in read])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return max(lease.cache.get_seq_length() for lease in self.leases)
+
+    def positions(self, queries: int) -> Int[Tensor, "B Q"]:
+        """Position of every new token; padding repeats the last one."""
+        step = torch.arange(queries)[None].minimum(torch.tensor(self.counts)[:, None] - 1)
+        return torch.tensor(self.starts)[:, None] + step
+
+    def mask(self, queries: int) -> Bool[Tensor, "B 1 Q T"]:
+        """Which rows each new token may read: those up to its own."""
+        longest = max(s + c for s, c in zip(self.starts, self.counts, strict=True))
+        return (torch.arange(longest) <= self.positions(queries)[:, :, None])[:, None]
 
 
-def write_rows(
-    arena: BlockArena,
-    layer: int,
-    rows: Int[Tensor, " N"],
-    key: Float[Tensor, "B G Q D"],
-    value: Float[Tensor, "B G Q D"],
-) -> None:
-    """Write `B * Q` new rows of a layer to their places."""
-    check_heads(arena, key)
-    heads, _, dim = arena.key.shape[1:]
-    rows = rows.to(arena.key.device)
-    for memory, new in ((arena.key, key), (arena.value, value)):
-        new = new.detach()  # rows outlive the pass, so they must not hold its graph
-        memory[layer].index_copy_(1, rows, new.transpose(0, 1).reshape(heads, -1, dim))
+class BlockLease(Protocol):
+    """What a batch needs of a lease on blocks."""
+
+    table: BlockTable
+    num_cached_tokens: int
+
+    @property
+    def length(self) -> int: ...
+
+    def rows(self, start: int, end: int) -> list[int]: ...
+
+    def prepare(self, count: int) -> None: ...
+
+    def advance(self, layer: int, count: int) -> None: ...
 
 
 class TieredBatch(Cache):
@@ -59,16 +100,15 @@ class TieredBatch(Cache):
 
     def __init__(
         self,
-        arena: BlockArena,
-        scratch: Scratch,
-        leases: Sequence[TieredLease],
+        arena: Arena,
+        leases: Sequence[BlockLease],
         counts: Sequence[int],
         shared: bool,
     ) -> None:
         super().__init__(layers=[])
         if len(set(counts)) != 1:
             raise ValueError(f"all leases of a batch bring the same number of tokens, got {counts}")
-        self.arena, self.scratch, self.leases, self.count = arena, scratch, leases, counts[0]
+        self.arena, self.leases, self.count = arena, leases, counts[0]
         for lease in leases:
             lease.prepare(self.count)
         size = arena.block_size
@@ -77,20 +117,18 @@ class TieredBatch(Cache):
         common = self._common_blocks() if shared else [0] * len(leases)
         self.base = [c * size for c in common]  # rows of each lease that its group reads
         self.width = max(e - b for e, b in zip(ends, self.base, strict=True))
-        self._new = torch.tensor(
-            [r for x, s, e in zip(leases, self.starts, ends, strict=True) for r in x.rows(s, e)]
-        )
+        new = [r for x, s, e in zip(leases, self.starts, ends, strict=True) for r in x.rows(s, e)]
+        self._new = torch.tensor(new, device=arena.key.device)
         self._places = self._regular(ends) if shared and not arena.nan_fill else None
         if self._places is None:
             # Padding repeats the first row: it is masked, and it is a number.
             rows = [x.rows(b, e) for x, b, e in zip(leases, self.base, ends, strict=True)]
-            self._rows = torch.tensor(
-                [[*r, *r[:1] * (self.width - len(r))] for r in rows]
-            ).flatten()
+            padded = [r for x in rows for r in (*x, *x[:1] * (self.width - len(x)))]
+            self._rows = torch.tensor(padded, device=arena.key.device)
         members: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for b, (lease, c) in enumerate(zip(leases, common, strict=True)):
             if c:
-                members[tuple(lease.table[:c])].append(b)
+                members[tuple(lease.table.blocks[:c])].append(b)
         self._groups = [
             (self._rows_of(blocks), rows if len(rows) < len(leases) else range(len(leases)))
             for blocks, rows in members.items()
@@ -108,10 +146,10 @@ class TieredBatch(Cache):
         size = self.arena.block_size
         groups: dict[int, list[int]] = defaultdict(list)
         for b, lease in enumerate(self.leases):
-            groups[lease.table[0]].append(b)
+            groups[lease.table.blocks[0]].append(b)
         common = [0] * len(self.leases)
         for members in groups.values():
-            tables = [self.leases[b].table for b in members]
+            tables = [self.leases[b].table.blocks for b in members]
             full = min(self.starts[b] // size for b in members)  # all of them written before
             if len(members) == 1:
                 count = min(full, self.leases[members[0]].num_cached_tokens // size)
@@ -126,7 +164,7 @@ class TieredBatch(Cache):
         """First row and distance of the leases' own rows, if they lie at regular distances."""
         size, firsts = self.arena.block_size, []
         for lease, base, end in zip(self.leases, self.base, ends, strict=True):
-            blocks = lease.table[base // size : -(-end // size)]
+            blocks = lease.table.blocks[base // size : -(-end // size)]
             if not are_neighbours(blocks):
                 return None
             firsts.append(blocks[0] * size)
@@ -138,15 +176,17 @@ class TieredBatch(Cache):
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Float[Tensor, "B G T D"], Float[Tensor, "B G T D"]]:
+    ) -> KeysValues:
         """Write the new rows of a layer; return each lease's own rows, and set `groups`."""
         arena, batch = self.arena, len(self.leases)
-        write_rows(arena, layer_idx, self._new, key_states, value_states)
+        arena.check(key_states)
+        heads, rows, dim = arena.key.shape[1:]
+        new = [x.transpose(0, 1).flatten(1, 2) for x in (key_states, value_states)]
+        arena.write(layer_idx, self._new, *new)
         for lease in self.leases:
             lease.advance(layer_idx, self.count)
         keys, values = arena.key[layer_idx], arena.value[layer_idx]
         self.groups = [PrefixGroup(b, keys[:, r], values[:, r]) for r, b in self._groups]
-        heads, rows, dim = keys.shape
         if self._places is not None:
             first, step = self._places
             shape, strides = (batch, heads, self.width, dim), (step * dim, rows * dim, dim, 1)
@@ -154,7 +194,7 @@ class TieredBatch(Cache):
                 keys.as_strided(shape, strides, keys.storage_offset() + first * dim),
                 values.as_strided(shape, strides, values.storage_offset() + first * dim),
             )
-        key, value = self.scratch.gather(arena, layer_idx, self._rows)
+        key, value = arena.gather(layer_idx, self._rows)
         shape = (heads, batch, self.width, dim)
         return key.view(shape).transpose(0, 1), value.view(shape).transpose(0, 1)
 

@@ -41,7 +41,7 @@ def test_requests_of_different_lengths_in_one_batch_give_the_tokens_of_the_recom
 def test_writing_past_the_capacity_fails_before_anything_is_written(tiny):
     lease = SimpleCachePool.for_model(tiny.config, 1, 8).admit(prompt("a", 3, 0, max_new_tokens=6))
     before = lease.slot.key.clone()
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="has 8 rows and would write row 8"):
         tiny(torch.arange(3, 12)[None], cache=lease.cache, use_cache=True)
     assert torch.equal(lease.slot.key, before)
     assert lease.slot.length == 0
@@ -55,7 +55,7 @@ def test_wrong_heads_or_head_dim_fail_before_anything_is_written(heads, dim):
     wrong = torch.ones(1, heads, 3, dim)
     with pytest.raises(ValueError, match="2 key/value heads of dimension 8"):
         lease.cache.update(wrong, wrong, 0)
-    assert pool.store.key.abs().sum() == 0
+    assert pool.arena.key.abs().sum() == 0
 
 
 def test_the_later_one_of_a_batch_wins_a_colliding_row(tiny):
