@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvlab.faults.catalogue import fault
+from kvlab.faults.lifetime import Careless
 from kvlab.pools import SimpleCachePool, TieredCachePool
 from kvlab.pools.slots import Slot
 from kvlab.pools.tiered import TieredLease
@@ -69,6 +70,8 @@ class TableByName(TieredCachePool):
     in the event log, and only for a name that was here before.
     """
 
+    manager_type = Careless
+
     def admit(self, request: Request) -> TieredLease:
         lease = super().admit(request)
         tables: dict[str, list[int]] = self.__dict__.setdefault("tables", {})
@@ -78,5 +81,5 @@ class TableByName(TieredCachePool):
             self.blocks.release([*table.blocks, *table.spare])
             table.blocks, table.spare = list(old), []  # BUG: these blocks were given back
             for block in old:
-                self.blocks.ref_count[block] += 1
+                self.blocks.ref_count[block] = max(1, self.blocks.ref_count[block])
         return lease

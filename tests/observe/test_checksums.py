@@ -19,7 +19,12 @@ class Change(Observer):
 
     def before(self, forward):
         if len(forward.runs[0].steps) == 3:
-            getattr(forward.leases[0].cache.layers[self.layer], self.part)[0, 0, self.row, 0] += 1
+            lease = forward.leases[0]
+            if hasattr(lease, "slot"):
+                rows = getattr(lease.slot, self.part.removesuffix("s"))[self.layer]
+            else:
+                rows = getattr(lease.cache.layers[self.layer], self.part)[0]
+            rows[0, self.row, 0] += 1
 
 
 @pytest.mark.parametrize("batch", [1, 4])

@@ -67,7 +67,7 @@ def test_nan_in_one_layer_is_found_there(tiny):
     class Poison(OwnershipGuard):
         def before(self, forward):
             if len(forward.runs[0].steps) == 3:
-                forward.leases[0].cache.layers[1].values[:, :, 2] = torch.nan
+                forward.leases[0].slot.value[1, :, 2] = torch.nan
 
     with pytest.raises(ForeignRead) as caught:
         run(tiny, PAIR[:1], pool_for(tiny), observers=[Poison()])

@@ -149,9 +149,12 @@ class Operations(RuleBasedStateMachine):
     def new_id(self) -> str:
         return next(name for name in IDS if name not in [held.request.id for held in self.held])
 
-    def pick(self, index: int, parked: bool = False) -> Held | None:
-        there = [held for held in self.held if (held.parked_at is not None) is parked]
-        return there[index % len(there)] if there else None
+    def there(self, parked: bool = False) -> list[Held]:
+        return [held for held in self.held if (held.parked_at is not None) is parked]
+
+    def pick(self, index: int, parked: bool = False) -> Held:
+        there = self.there(parked)
+        return there[index % len(there)]
 
     def check_hit(self, hit: int, request: Request) -> None:
         key = known(request.context)
@@ -178,26 +181,28 @@ class Operations(RuleBasedStateMachine):
         if held and count:
             self.write(held, list(prompt[len(held.written) :][:count]))
 
+    @precondition(lambda self: self.there())
     @rule(index=which, count=st.integers(1, 20))
     def prefill(self, index, count):
         held = self.pick(index)
-        rest = held and held.request.tokens[len(held.written) :]
+        rest = held.request.tokens[len(held.written) :]
         if rest:
             self.write(held, list(rest[:count]))
 
+    @precondition(lambda self: self.there())
     @rule(index=which, new=st.lists(tokens, min_size=1, max_size=4))
     def decode(self, index, new):
         held = self.pick(index)
-        if held and (held.truncated or len(held.written) >= len(held.request.tokens)):
+        if held.truncated or len(held.written) >= len(held.request.tokens):
             self.write(held, new)
 
-    @precondition(lambda self: len(self.held) < len(IDS))
+    @precondition(lambda self: self.there() and len(self.held) < len(IDS))
     @rule(index=which, tail=st.lists(tokens, max_size=4), new=st.integers(1, 4))
     def fork(self, index, tail, new):
         source = self.pick(index)
-        if not source or not [*source.written, *tail]:
-            return
         all_tokens = (*source.written, *tail)
+        if not all_tokens:
+            return
         request = Request(self.new_id(), all_tokens, new, context=source.request.context)
         lease = self.take(lambda: self.pool.fork(source.lease, request), request)
         if lease is not None:
@@ -206,31 +211,33 @@ class Operations(RuleBasedStateMachine):
             self.held.append(Held(lease, request, source.seed, list(all_tokens[:taken])))
             SEEN["fork"] += 1
 
+    @precondition(lambda self: self.there())
     @rule(index=which, length=st.integers(0, 30))
     def truncate(self, index, length):
         held = self.pick(index)
-        if held and held.written:
-            length %= len(held.written)
-            self.pool.truncate(held.lease, length)
-            SEEN["truncation below the prompt"] += length < len(held.request.tokens)
-            held.written, held.truncated = held.written[:length], True
+        length %= len(held.written) + 1
+        self.pool.truncate(held.lease, length)
+        SEEN["truncation below the prompt"] += length < min(
+            len(held.written), len(held.request.tokens)
+        )
+        held.truncated |= length < len(held.written)
+        held.written = held.written[:length]
 
+    @precondition(lambda self: self.there())
     @rule(index=which)
     def park(self, index):
         held = self.pick(index)
-        if held:
-            self.pool.park(held.lease)
-            held.parked_at = self.evictions
+        self.pool.park(held.lease)
+        held.parked_at = self.evictions
 
+    @precondition(lambda self: self.there(parked=True))
     @rule(index=which)
     def resume(self, index):
         held = self.pick(index, parked=True)
-        if held:
-            action = lambda: self.pool.resume(held.lease) or True  # noqa: E731
-            if self.take(action, held.request):
-                SEEN["resume"] += 1
-                SEEN["resume after an eviction"] += held.parked_at != self.evictions
-                held.parked_at = None
+        if self.take(lambda: self.pool.resume(held.lease) or True, held.request):
+            SEEN["resume"] += 1
+            SEEN["resume after an eviction"] += held.parked_at != self.evictions
+            held.parked_at = None
 
     @precondition(lambda self: self.held)
     @rule(index=which)
