@@ -334,7 +334,7 @@ def workload(model: PreTrainedModel) -> list[Session]:
         after("used places", Part(tuple(reused)), Part(tuple(reused[::-1]))),
         after(
             "after an abort",
-            Part((aborted,), (*[Move(("gone",))] * 3, Move(("gone",), abort=True)), 5),
+            Part((aborted,), (*[Move(("gone",))] * 3, Move(("gone",), kind="abort")), 5),
             Part((next_one,)),
             Part((replace(aborted, id="back"),)),
         ),

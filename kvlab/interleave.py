@@ -1,54 +1,79 @@
-"""Any order of small steps, move by move: admit, prefill, decode, release, or abort."""
+"""Any order of small steps, move by move: steps of a life, aborts, forks, truncations, parking."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from transformers import PreTrainedModel
 
 from kvlab.forward import Observer
-from kvlab.pools.contract import CachePool
+from kvlab.pools.contract import CachePool, PoolFull
 from kvlab.request import Request, Run
 from kvlab.schedule import Executor
+
+Kind = Literal["step", "abort", "fork", "truncate", "park"]
+SIGNS: dict[str, Kind] = {"!": "abort", "~": "park", ">": "fork", "<": "truncate"}
 
 
 @dataclass(frozen=True)
 class Move:
-    """What happens next: these requests move one small step further, or they are aborted.
+    """What happens next.
 
-    The steps of a life are: admit, prefill (one chunk), one decode for every further token,
-    release. Several requests that decode share a forward pass.
+    Attributes:
+        kind: step: these requests move one small step further. The steps of a life are: admit (or
+            come back, if it is parked), prefill (one chunk), one decode for every further token,
+            release. Several requests that decode share a forward pass.
+            abort, park: they give their rows back; for good, or until their next step.
+            fork: the second request goes on from the rows of the first; that is its admission.
+            truncate: `count` rows are taken back, and the tokens that came of them.
     """
 
     requests: tuple[str, ...]
-    abort: bool = False
+    kind: Kind = "step"
+    count: int = 0
 
     def __str__(self) -> str:
-        return "+".join(self.requests) + ("!" if self.abort else "")
+        if self.kind == "fork":
+            return ">".join(self.requests)
+        if self.kind == "truncate":
+            return f"{self.requests[0]}<{self.count}"
+        return "+".join(self.requests) + {"abort": "!", "park": "~"}.get(self.kind, "")
 
 
 def moves(text: str) -> list[Move]:
     """Moves from a line such as `"A A B A+B A! B"`: one step of A ..., A and B together, A aborts.
 
+    Further signs: `A>B` (B forks off A), `A<2` (A takes back two rows), `A~` (A is parked).
+
     Raises:
-        ValueError: A move without a request.
+        ValueError: A move that cannot be read.
     """
     found = []
     for word in text.split():
-        names = tuple(word.rstrip("!").split("+"))
-        if not all(names):
-            raise ValueError(f"cannot read the move {word!r}; write A, A+B or A!")
-        found.append(Move(names, word.endswith("!")))
+        sign = next((c for c in word if c in SIGNS), "")
+        left, _, right = word.partition(sign) if sign else (word, "", "")
+        names, kind = tuple(left.split("+")), SIGNS.get(sign, "step")
+        alone, count = len(names) == 1, 0
+        if kind == "fork":
+            names, right = (*names, right), ""
+        elif kind == "truncate" and right.isdecimal():
+            count, right = int(right), ""
+        wrong = kind in ("fork", "truncate") and not (alone and (count or kind == "fork"))
+        if right or wrong or not all(names):
+            raise ValueError(f"cannot read the move {word!r}; write A, A+B, A!, A~, A>B or A<2")
+        found.append(Move(names, kind, count))
     return found
 
 
 def among(order: Sequence[Move], names: Sequence[str]) -> list[Move]:
     """The same order without the requests that are not among `names`."""
-    kept = [Move(tuple(n for n in m.requests if n in names), m.abort) for m in order]
-    return [move for move in kept if move.requests]
+    kept = [replace(m, requests=tuple(n for n in m.requests if n in names)) for m in order]
+    return [m for m in kept if len(m.requests) >= (2 if m.kind == "fork" else 1)]
 
 
 def steps_of(request: Request, chunk: int | None = None) -> int:
@@ -115,23 +140,49 @@ class _Player:
         self.executor, self.chunk = executor, chunk
         self.runs = {r.id: Run(r) for r in requests}
         self.over: set[str] = set()
-        self.written: dict[str, int] = {}  # prompt tokens that are in the cache
+        self.parked: set[str] = set()
 
     def play(self, move: Move) -> None:
-        executor = self.executor
         active = [self.runs[name] for name in move.requests if name not in self.over]
-        if move.abort:
-            for run in active:
-                if run.request.id in executor.leases:
-                    executor.release(run)
-                    self.runs[run.request.id] = Run(run.request)
-            executor.tick += 1
-            return
-        decoding = []
+        here = [run for run in active if run.request.id in self.executor.leases]
+        if move.kind == "step":
+            self._step(active)
+        elif move.kind == "fork":
+            self._fork(here, active)
+        else:
+            for run in here:
+                self._take_back(run, move)
+        self.executor.tick += 1
+
+    def _take_back(self, run: Run, move: Move) -> None:
+        executor, name = self.executor, run.request.id
+        if move.kind == "abort":
+            executor.release(run)
+            self.parked.discard(name)
+            self.runs[name] = Run(run.request)
+        elif name not in self.parked:
+            if move.kind == "park":
+                executor.park(run)
+                self.parked.add(name)
+            else:
+                executor.truncate(run, max(0, self._written(run) - move.count))
+
+    def _fork(self, here: Sequence[Run], active: Sequence[Run]) -> None:
+        """Nothing, if the first is not here, or the second already is."""
+        if len(active) == 2 and here == [active[0]] and active[0].request.id not in self.parked:
+            self.executor.fork(*active)
+
+    def _written(self, run: Run) -> int:
+        return int(self.executor.leases[run.request.id].cache.get_seq_length())
+
+    def _step(self, active: Sequence[Run]) -> None:
+        executor, decoding = self.executor, []
         for run in active:
-            if run.request.id not in executor.leases:
+            if run.request.id in self.parked:
+                if executor.resume(run):
+                    self.parked.discard(run.request.id)
+            elif run.request.id not in executor.leases:
                 executor.admit(run)
-                self.written[run.request.id] = run.num_cached_tokens
             elif run.finished:
                 executor.release(run)
                 self.over.add(run.request.id)
@@ -140,13 +191,13 @@ class _Player:
             else:
                 self._prefill(run)
         if decoding:
-            executor.forward(decoding, [r.tokens[-1:] for r in decoding])
-        executor.tick += 1
+            with contextlib.suppress(PoolFull):  # a copy found no block: they try again
+                executor.forward(decoding, [r.tokens[-1:] for r in decoding])
 
     def _prefill(self, run: Run) -> None:
-        name, tokens = run.request.id, run.request.tokens
-        start, end = self.written[name], len(tokens)
+        tokens = run.request.tokens
+        start, end = self._written(run), len(tokens)
         if self.chunk is not None:
             end = min(end, start + self.chunk)
-        self.executor.forward([run], [list(tokens[start:end])], complete=end == len(tokens))
-        self.written[name] = end
+        with contextlib.suppress(PoolFull):
+            self.executor.forward([run], [list(tokens[start:end])], complete=end == len(tokens))

@@ -89,7 +89,7 @@ def churn(
             continue
         name = draw.choice(inside)
         if aborts and draw.random() < 0.08:
-            order.append(Move((name,), abort=True))
+            order.append(Move((name,), kind="abort"))
             inside.remove(name)
             continue
         chosen = draw.sample(inside, min(len(inside), draw.randint(2, 5))) if batched else [name]

@@ -14,10 +14,23 @@ from kvlab.pools import PrivatePool, SimpleCachePool, TieredCachePool
 
 
 def test_moves_are_read_from_a_line():
-    assert moves("a a+b b!") == [Move(("a",)), Move(("a", "b")), Move(("b",), True)]
+    assert moves("a a+b b!") == [Move(("a",)), Move(("a", "b")), Move(("b",), "abort")]
     assert " ".join(map(str, moves("a a+b b!"))) == "a a+b b!"
+    more = "a~ a>b a<12"
+    assert moves(more) == [
+        Move(("a",), "park"),
+        Move(("a", "b"), "fork"),
+        Move(("a",), "truncate", 12),
+    ]
+    assert " ".join(map(str, moves(more))) == more
+
+
+@pytest.mark.parametrize(
+    "word", ["+b", "a>", ">b", "a+b>c", "a<", "a<x", "a<0", "a+b<1", "a!b", "a~~"]
+)
+def test_moves_that_cannot_be_read_are_named(word):
     with pytest.raises(ValueError, match="cannot read"):
-        moves("a +b")
+        moves(f"a {word}")
 
 
 def test_two_lives_of_five_steps_have_252_interleavings():

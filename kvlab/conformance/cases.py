@@ -190,7 +190,7 @@ def aborts(bench: Bench) -> None:
             after = bench.request(f"after-{step}", max(1, length // 2), 400 + step, 5)
             pair = [first, neighbour][: bench.room]
             order = [Move((r.id,)) for r in pair] * step
-            order = [*order[: len(pair) * step], Move((first.id,), abort=True)]
+            order = [*order[: len(pair) * step], Move((first.id,), kind="abort")]
             others = [r for r in [neighbour, after] if r in pair or r is after]
             order += [Move((r.id,)) for r in others] * 14
             bench.orders([*pair, after], order, pool, chunk)

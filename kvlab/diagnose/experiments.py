@@ -64,7 +64,7 @@ def after_abort(stage: Stage) -> Seen:
         first = stage.request(f"a{steps}", max(1, stage.small - 8), 200 + steps, 5)
         second = stage.request(f"b{steps}", 4, 300 + steps)
         if len(stage.fits(first, second)) == 2:
-            abort = [*[Move((first.id,))] * steps, Move((first.id,), abort=True)]
+            abort = [*[Move((first.id,))] * steps, Move((first.id,), kind="abort")]
             scenes += [stage.moves([first], abort, lock=True, chunk=3), stage.serial([second])]
             scenes.append(stage.serial([replace(first, id=f"c{steps}")]))
     return stage.play(*scenes)

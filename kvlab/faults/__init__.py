@@ -2,10 +2,12 @@
 
 from kvlab.faults import key, layout, lifetime, position, scale, stale
 from kvlab.faults.catalogue import CATALOGUE, Delayed, Kind, bug, fault, make_pool
+from kvlab.faults.extras import EXTRAS
 from kvlab.faults.layout import misaligned
 
 __all__ = [
     "CATALOGUE",
+    "EXTRAS",
     "Delayed",
     "Kind",
     "bug",

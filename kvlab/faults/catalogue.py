@@ -28,7 +28,12 @@ CATALOGUE: dict[str, PoolType] = {}
 """Every named fault. Each has `name`, `kind` and `reports` (numbers of the list in notebook 06)."""
 
 
-def fault(name: str, kind: Kind, reports: Sequence[str] = ()) -> Callable[[P], P]:
+def fault(
+    name: str,
+    kind: Kind,
+    reports: Sequence[str] = (),
+    catalogue: dict[str, PoolType] = CATALOGUE,
+) -> Callable[[P], P]:
     """Put a pool into the catalogue.
 
     Args:
@@ -36,12 +41,12 @@ def fault(name: str, kind: Kind, reports: Sequence[str] = ()) -> Callable[[P], P
     """
 
     def register(pool_type: P) -> P:
-        if name in CATALOGUE:
+        if name in catalogue:
             raise ValueError(f"the catalogue has a fault {name!r} already")
         if not pool_type.__doc__:
             raise ValueError(f"fault {name!r} needs a docstring: report, symptom, evidence")
         pool_type.name, pool_type.kind, pool_type.reports = name, kind, tuple(reports)  # type: ignore[union-attr]
-        CATALOGUE[name] = pool_type
+        catalogue[name] = pool_type
         return pool_type
 
     return register

@@ -78,6 +78,7 @@ class Operations(RuleBasedStateMachine):
         self.pool, self.dim = pool, dim
         self.held: list[Held] = []
         self.gone: list[Held] = []
+        # Every prompt that was written to its end, as far as its own tokens stood there then.
         self.prompts: set[tuple[object, tuple[int, ...]]] = set()
         self.admissions = self.evictions = 0
 
@@ -143,8 +144,8 @@ class Operations(RuleBasedStateMachine):
         held.written = written
         SEEN["copy"] += places != lease.rows(0, start)
         key, prompt = known(held.request.context), held.request.tokens
-        if key is not None and tuple(written[: len(prompt)]) == prompt:
-            self.prompts.add((key, prompt))
+        if key is not None and len(written) >= len(prompt):
+            self.prompts.add((key, prompt[: common(prompt, tuple(written))]))
 
     def new_id(self) -> str:
         return next(name for name in IDS if name not in [held.request.id for held in self.held])
