@@ -46,6 +46,8 @@ class FrozenScalePool(QuantisedSlotPool):
 class DroppedOnHit(LeaseLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         read, hit = super().update(key_states, value_states), self.lease.num_cached_tokens
+        if not hit:
+            return read
         arena, rows = self.lease.arena, self.lease.where(0, hit)
         assert isinstance(arena, QuantisedArena)
         for numbers, scales in zip(read, arena.scales, strict=True):

@@ -137,7 +137,7 @@ class _Finder:
                 "wrong start",
                 event,
                 f"{event.request!r} starts at row {event.start}, its length is {life.length}",
-                self.freed.get(event.places[0]),
+                self.freed.get(next(iter(event.places), -1)),
             )
             life.length = event.start  # say it once
         for place in event.places:
@@ -394,7 +394,7 @@ class _Finder:
             kind,
             event.request,
             other,
-            event.places[0] if place is None else place,
+            next(iter(event.places), -1) if place is None else place,
             rows or (event.start, event.start + max(event.length, 1) - 1),
             first,
             event,

@@ -26,6 +26,10 @@ class Node:
     last_used: int = 0
     children: list[Node] = field(default_factory=list)
 
+    def begins(self, parent: Node, tokens: tuple[int, ...]) -> bool:
+        """Whether this is a shorter form of the child `tokens` of `parent`."""
+        return self.parent is parent and tokens[: len(self.tokens)] == self.tokens
+
     def nearest(self, wanted: tuple[int, ...]) -> tuple[Node | None, int]:
         """The child that begins with most of `wanted`, and with how many of its tokens.
 
@@ -93,7 +97,7 @@ class PrefixTree:
             child, common = node.nearest(wanted)
             if child is None or common < len(wanted):
                 child = self.of_block.get(block)
-                if child is not None and child.parent is node:  # known as far as it was written
+                if child is not None and child.begins(node, wanted):  # known as far as written then
                     node.children.remove(child)
                     child.tokens = wanted
                 else:

@@ -195,7 +195,8 @@ class Operations(RuleBasedStateMachine):
     def decode(self, index, new):
         held = self.pick(index)
         if held.truncated or len(held.written) >= len(held.request.tokens):
-            self.write(held, new)
+            left = held.request.rows_needed - len(held.written)
+            self.write(held, new[:left] if left else [1] * (held.lease.room + 1))
 
     @precondition(lambda self: self.there() and len(self.held) < len(IDS))
     @rule(index=which, tail=st.lists(tokens, max_size=4), new=st.integers(1, 4))
