@@ -187,7 +187,7 @@ class FreedTwice(Delayed, TieredCachePool):
 
     def release(self, lease: TieredLease) -> None:
         super().release(lease)
-        blocks = [b for b in lease.table.blocks if self.blocks.ref_count[b] == 0]
+        blocks = list(lease.table.blocks)
         self.later(3, lambda: self.blocks.release(blocks))  # BUG: given back already
 
 
