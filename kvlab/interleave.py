@@ -140,6 +140,7 @@ class _Player:
         self.executor, self.chunk = executor, chunk
         self.runs = {r.id: Run(r) for r in requests}
         self.over: set[str] = set()
+        self.written: dict[str, int] = {}  # rows of those that have generated nothing yet
         self.parked: set[str] = set()
 
     def play(self, move: Move) -> None:
@@ -165,15 +166,20 @@ class _Player:
                 executor.park(run)
                 self.parked.add(name)
             else:
-                executor.truncate(run, max(0, self._written(run) - move.count))
+                self.written[name] = max(0, self._written(run) - move.count)
+                executor.truncate(run, self.written[name])
 
     def _fork(self, here: Sequence[Run], active: Sequence[Run]) -> None:
         """Nothing, if the first is not here, or the second already is."""
         if len(active) == 2 and here == [active[0]] and active[0].request.id not in self.parked:
             self.executor.fork(*active)
+            self.written[active[1].request.id] = active[1].num_cached_tokens
 
     def _written(self, run: Run) -> int:
-        return int(self.executor.leases[run.request.id].cache.get_seq_length())
+        """Rows that are there: the newest token's is written one step later."""
+        if run.steps:
+            return len(run.request.tokens) + len(run.steps) - 1
+        return self.written[run.request.id]
 
     def _step(self, active: Sequence[Run]) -> None:
         executor, decoding = self.executor, []
@@ -183,6 +189,7 @@ class _Player:
                     self.parked.discard(run.request.id)
             elif run.request.id not in executor.leases:
                 executor.admit(run)
+                self.written[run.request.id] = run.num_cached_tokens
             elif run.finished:
                 executor.release(run)
                 self.over.add(run.request.id)
@@ -201,3 +208,4 @@ class _Player:
             end = min(end, start + self.chunk)
         with contextlib.suppress(PoolFull):
             self.executor.forward([run], [list(tokens[start:end])], complete=end == len(tokens))
+            self.written[run.request.id] = end

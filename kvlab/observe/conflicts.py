@@ -355,8 +355,13 @@ class _Finder:
 
     def copy(self, event: Event) -> Iterator[Conflict]:
         """Copy-on-write: from here on the request holds the target instead of the source."""
-        yield from self._use(event)
         source, target = event.places
+        yield from self._use(replace(event, places=(source,)))
+        for other in self._holders(target, event.request):
+            why = f"{event.request!r} copies into a place that {other!r} holds"
+            yield self._conflict(
+                "given twice", event, why, self.live[other].places[target], other, target
+            )
         for offset in range(event.length):
             if (source, offset) in self.rows:
                 self.rows[target, offset] = self.rows[source, offset]
