@@ -249,7 +249,8 @@ def shortest(bench: Bench) -> None:
     three = three[: bench.room]
     if not three:
         raise NotApplicable("the pool is too small for three requests")
-    step = st.builds(Move, st.tuples(st.sampled_from([r.id for r in three])), st.booleans())
+    kinds = st.booleans().map(lambda abort: "abort" if abort else "step")
+    step = st.builds(Move, st.tuples(st.sampled_from([r.id for r in three])), kinds)
 
     def fails(order: Sequence[Move]) -> bool:
         try:

@@ -214,8 +214,8 @@ class Operations(RuleBasedStateMachine):
             SEEN["fork"] += 1
 
     @precondition(lambda self: self.there())
-    @rule(index=which, length=st.integers(0, 30))
-    def truncate(self, index, length):
+    @rule(index=which, length=st.integers(0, 30), new=st.lists(tokens, max_size=9))
+    def truncate(self, index, length, new):
         held = self.pick(index)
         length %= len(held.written) + 1
         self.pool.truncate(held.lease, length)
@@ -224,6 +224,8 @@ class Operations(RuleBasedStateMachine):
         )
         held.truncated |= length < len(held.written)
         held.written = held.written[:length]
+        if new and held.truncated:
+            self.write(held, new[: held.request.rows_needed - length])
 
     @precondition(lambda self: self.there())
     @rule(index=which)
@@ -332,7 +334,7 @@ class Operations(RuleBasedStateMachine):
 
 class TieredOperations(Operations):
     @initialize(
-        blocks=st.integers(6, 24),
+        blocks=st.one_of(st.integers(6, 10), st.integers(6, 24)),
         size=st.integers(1, 5),
         dim=st.integers(1, 2),
         share=st.sampled_from((True, True, True, False)),
@@ -342,6 +344,7 @@ class TieredOperations(Operations):
         pool = TieredCachePool(blocks, LAYERS, 1, dim, size, share=share, nan_fill=nan_fill)
         self.start(pool, dim)
         self.blocks, self.size, self.share, self.nan_fill = pool.blocks, size, share, nan_fill
+        self.tree: set[int] = set()
 
     def most_rows(self):
         return len(self.blocks.ref_count) * self.size
@@ -368,7 +371,8 @@ class TieredOperations(Operations):
     def check_places(self):
         self.pool.check()
         counts, tables, tree, _ = self.places()
-        holders = Counter(tree)
+        self.evictions += len(self.tree - set(tree))
+        self.tree, holders = set(tree), Counter(tree)
         for blocks, spare, _ in tables:
             holders.update([*blocks, *spare])
         assert counts == [holders[block] for block in range(len(counts))]
@@ -389,7 +393,6 @@ class TieredOperations(Operations):
         free, unread = len(self.blocks.free), self.blocks.tree.evictable(self.blocks.unread)
         self.blocks.evict(count)
         assert len(self.blocks.free) == free + min(count, unread)
-        self.evictions += min(count, unread)
 
     def teardown(self):
         super().teardown()
