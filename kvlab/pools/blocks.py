@@ -22,13 +22,15 @@ class BlockTable:
 
     Attributes:
         blocks: The block of every `block_size` rows, in the order in which the request reads.
-        spare: A block set aside for the copy of a block that is shared in part.
+        spare: A block set aside for the copy of the one that is shared in part.
         hit: Rows that were there already.
+        partial: Which of `blocks` that is, where they end inside of it; else -1.
     """
 
     blocks: list[int] = field(default_factory=list)
     spare: list[int] = field(default_factory=list)
     hit: int = 0
+    partial: int = -1
 
 
 class Effects:
@@ -148,7 +150,8 @@ class BlockManager:
                 f"{self.tree.evictable(self.unread)} can be evicted; release a request first"
             )
         own, in_part = self.allocate(needed), 1 if hit % size else 0
-        table = BlockTable([*shared, *own[in_part:]], own[:in_part], hit)
+        partial = hit // size if in_part else -1
+        table = BlockTable([*shared, *own[in_part:]], own[:in_part], hit, partial)
         self.tables.append(table)
         return table
 
@@ -170,33 +173,43 @@ class BlockManager:
         """Copy what others hold of the blocks in which rows `start` to `end - 1` will be written.
 
         Raises:
-            PoolFull: No block for a copy, which happens only where rows were taken back.
+            PoolFull: Too few blocks for the copies, which happens only to a request that has taken
+                rows back. Nothing was copied.
         """
         size = self.block_size
-        for index in range(start // size, -(-end // size)):
+        indices = range(start // size, -(-end // size))
+        shared = [i for i in indices if self.is_shared(table.blocks[i])]
+        donors = {i: self._donor(table, i) for i in shared}
+        if not self.make_room(sum(donor is None for donor in donors.values())):
+            raise PoolFull("no block for a copy of a shared one; release a request first")
+        for index, donor in donors.items():
             block = table.blocks[index]
-            if self.is_shared(block):
-                target = self._for_copy(table, block)
-                self.effects.copied(table, index, target, max(0, start - index * size))
-                table.blocks[index] = target
-                self.release([block])
-        if table.spare:  # not needed: the others have copied or left
+            if donor is None:
+                target = self.allocate(1)[0]
+            else:
+                target = donor.spare.pop() if donor is table else self._return(donor)
+            self.effects.copied(table, index, target, max(0, start - index * size))
+            table.blocks[index] = target
+            self.release([block])
+        if table.spare and table.partial in indices:  # not needed: the others have copied or left
             self.release([self._return(table)])
+
+    def _donor(self, table: BlockTable, index: int) -> BlockTable | None:
+        """Whose spare is there for this copy: its own, or of a fork the other side's.
+
+        With h holders, h - 2 of them may still have to copy once this one has: the last one writes
+        in place, or the tree does not write. So many spares must be left.
+        """
+        if table.spare and index == table.partial:
+            return table
+        block = table.blocks[index]
+        others = [t for t in self.tables if t.spare and t.blocks[t.partial] == block]
+        return others[0] if others and len(others) >= self.ref_count[block] - 1 else None
 
     def _return(self, table: BlockTable) -> int:
         block = table.spare.pop()
         self.effects.returned(table, block)
         return block
-
-    def _for_copy(self, table: BlockTable, block: int) -> int:
-        if table.spare:
-            return table.spare.pop()
-        if self.make_room(1):
-            return self.allocate(1)[0]
-        for other in self.tables:  # of a fork: if this side copies, the other need not
-            if other.spare and block in other.blocks:
-                return self._return(other)
-        raise PoolFull("no block for a copy of a shared one; release a request first")
 
     def publish(self, context: Context, tokens: Sequence[int], table: BlockTable) -> None:
         """Put written tokens into the prefix tier, from where they are only read."""

@@ -23,8 +23,8 @@ class TieredLease(ArenaLease):
 
     Attributes:
         table: The blocks that it holds.
-        intact: How many of the request's tokens are known to lie where they should. Rows that were
-            taken back are written again by whoever knows what; they are not published.
+        intact: How many of the request's tokens lie where they should, as far as is known. Rows that
+            were taken back may be written again with something else; they are not published.
     """
 
     def __init__(self, pool: TieredCachePool, request: Request, table: BlockTable) -> None:
@@ -58,6 +58,11 @@ class TieredLease(ArenaLease):
         self.pool.blocks.make_private(self.table, start, end)
 
     def signed(self, start: int, end: int, tokens: list[int]) -> None:
+        for row, (said, token) in enumerate(
+            zip(self.request.tokens[start:end], tokens, strict=False), start
+        ):
+            if token not in (-1, said):
+                self.intact = min(self.intact, row)
         self.pool.log("write", self.request, self.blocks(start, end), start, end - start, tokens)
         self.pool.log("read", self.request, self.blocks(0, end), 0, end)
 

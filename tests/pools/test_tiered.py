@@ -320,3 +320,30 @@ def test_a_twin_of_a_prompt_that_fills_the_pool_is_served_without_its_prefix(tin
     runs = run(tiny, [first, twin], pool, "serial")
     assert runs["twin"].tokens == runs["first"].tokens
     pool.check()
+
+
+@pytest.mark.parametrize("cut", ["source", "fork"])
+def test_who_takes_rows_back_cannot_starve_the_other_side_of_a_fork(cut):
+    """Found by tests/pools/test_operations.py: one took the block set aside for the other."""
+    pool = TieredCachePool(7, 1, 1, 1, block_size=2)
+    source = pool.admit(Request("a", (1,) * 5, 3))
+    write(source, (1,) * 5)
+    fork = pool.fork(source, Request("b", (1,) * 5 + (2,) * 3, 2))
+    greedy, other = (source, fork) if cut == "source" else (fork, source)
+    pool.truncate(greedy, 1)
+    with pytest.raises(PoolFull, match="copy"):
+        write(greedy, [3])
+    write(other, [2] * (other.request.rows_needed - other.length))
+    pool.check()
+
+
+def test_what_was_written_instead_of_a_prompt_is_not_published():
+    pool = TieredCachePool(8, 1, 1, 1, block_size=4)
+    write(pool.admit(Request("a", (1, 2, 3, 4, 5), 1)), (1, 2, 9, 9, 9))
+    assert pool.admit(Request("b", (1, 2, 3, 4, 5), 1)).num_cached_tokens == 0
+
+
+def write(lease, tokens):
+    lease.announce(list(tokens))
+    rows = torch.zeros(1, 1, len(tokens), 1)
+    lease.cache.update(rows, rows, 0)
