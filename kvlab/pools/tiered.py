@@ -23,8 +23,8 @@ class TieredLease(ArenaLease):
 
     Attributes:
         table: The blocks that it holds.
-        intact: How many of the request's tokens lie where they should, as far as is known. Rows that
-            were taken back may be written again with something else; they are not published.
+        intact: How many of the request's tokens lie where they should, as far as is known. Rows
+            that were taken back may be written again with something else; these are not published.
     """
 
     def __init__(self, pool: TieredCachePool, request: Request, table: BlockTable) -> None:
