@@ -20,6 +20,7 @@ from transformers import (
 from kvlab.audit.engine import Answer, Ask, EngineError, Prompt
 from kvlab.decode import recompute
 from kvlab.models import LoadedModel
+from kvlab.pools import TieredCachePool
 from kvlab.pools.contract import CachePool, PoolFull
 from kvlab.request import Request, Run
 from kvlab.schedule import Executor, run
@@ -76,7 +77,7 @@ class PoolEngine:
 
     def __init__(self, name: str, loaded: LoadedModel, pool: CachePool) -> None:
         self.name, self.pool, self.speaker = name, pool, Speaker(loaded)
-        self.tenant_knob = "context" if hasattr(pool, "tree") else None
+        self.tenant_knob = "context" if isinstance(pool, TieredCachePool) else None
         self.sent = 0
 
     def _request(self, ask: Ask) -> Request:
