@@ -121,6 +121,7 @@ class ArenaLease:
             )
         self.make_writable(start, end)
         tokens = self.announced if len(self.announced) == count else [-1] * count
+        self.announced = []
         for row, token, place in zip(range(start, end), tokens, self.rows(start, end), strict=True):
             self.arena.owners[place] = Owner(self.request.id, self.generation, row, token)
         self.signed(start, end, tokens)
