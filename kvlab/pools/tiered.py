@@ -44,6 +44,8 @@ class TieredLease(ArenaLease):
 
     def where(self, start: int, end: int) -> Rows:
         size, blocks = self.arena.block_size, self.blocks(start, end)
+        if start == end:
+            return slice(0, 0)
         if are_neighbours(blocks):
             first = blocks[0] * size + start % size
             return slice(first, first + end - start)
