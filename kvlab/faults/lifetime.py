@@ -241,7 +241,8 @@ class ReadBeforeLoad(Delayed, TieredCachePool):
     def publish(self, lease: TieredLease, whole: bool) -> None:
         super().publish(lease, whole)
         size = self.arena.block_size
-        stored = [b for b in lease.table.blocks if b in self.blocks.tree.of_block]
+        known = {node.block for node in self.blocks.tree.nodes()}
+        stored = [b for b in lease.table.blocks if b in known]
         rows = [b * size + i for b in stored for i in range(size)]
         if whole and rows and lease.prompt_is_written:
             key, value = self.arena.key[:, :, rows].clone(), self.arena.value[:, :, rows].clone()

@@ -26,10 +26,6 @@ class Node:
     last_used: int = 0
     children: list[Node] = field(default_factory=list)
 
-    def begins(self, parent: Node, tokens: tuple[int, ...]) -> bool:
-        """Whether this is a shorter form of the child `tokens` of `parent`."""
-        return self.parent is parent and tokens[: len(self.tokens)] == self.tokens
-
     def nearest(self, wanted: tuple[int, ...]) -> tuple[Node | None, int]:
         """The child that begins with most of `wanted`, and with how many of its tokens.
 
@@ -55,7 +51,7 @@ class PrefixTree:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.roots: dict[tuple[tuple[str, str], ...], Node] = {}
-        self.of_block: dict[int, Node] = {}
+        self.of_block: dict[tuple[Node | None, int], Node] = {}  # by parent and block
         self._clock = 0
 
     def root_key(self, context: Context) -> tuple[tuple[str, str], ...] | None:
@@ -96,12 +92,12 @@ class PrefixTree:
             wanted = labels[start : start + size]
             child, common = node.nearest(wanted)
             if child is None or common < len(wanted):
-                child = self.of_block.get(block)
-                if child is not None and child.begins(node, wanted):  # known as far as written then
-                    node.children.remove(child)
+                child = self.of_block.get((node, block))
+                if child is not None and child.tokens == wanted[: len(child.tokens)]:
+                    node.children.remove(child)  # it was stored as far as it was written then
                     child.tokens = wanted
                 else:
-                    child = self.of_block[block] = Node(wanted, block, node, self._clock)
+                    child = self.of_block[node, block] = Node(wanted, block, node, self._clock)
                     taken.append(block)
                 insort(node.children, child, key=BY_TOKENS)
             node = child
@@ -138,7 +134,7 @@ class PrefixTree:
             parent = leaf.parent
             assert parent is not None
             parent.children.remove(leaf)
-            self.of_block.pop(leaf.block, None)
+            self.of_block.pop((parent, leaf.block), None)
             dropped.append(leaf)
             if parent.parent is not None and not parent.children and unread(parent.block):
                 heapq.heappush(ready, (parent.last_used, i, parent))
