@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import papermill
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
 from kvlab.ledger import differences, dump, show
@@ -39,26 +44,81 @@ class Outcome:
     error: str | None
 
 
-def execute(path: Path, output: Path, parameters: dict[str, Any]) -> Outcome:
-    """Run one notebook with those of `parameters` that it has."""
-    known = papermill.inspect_notebook(str(path))
+@dataclass(frozen=True)
+class Job:
+    """One notebook to run: where it stands, where the executed one goes, what it is given."""
+
+    path: Path
+    output: Path
+    parameters: dict[str, Any]
+    line: int
+    """On which line of a terminal its progress is shown."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether it measures times, and so must have the machine for itself."""
+        return "ledger.timed(" in self.path.read_text(encoding="utf-8")
+
+
+def execute(job: Job) -> Outcome:
+    """Run one notebook with those of its parameters that it has."""
+    known = papermill.inspect_notebook(str(job.path))
     began = time.monotonic()
     error = None
     try:
         papermill.execute_notebook(
-            str(path),
-            str(output),
-            parameters={k: v for k, v in parameters.items() if k in known},
-            cwd=str(output.parent),
+            str(job.path),
+            str(job.output),
+            parameters={k: v for k, v in job.parameters.items() if k in known},
+            cwd=str(job.output.parent),
             kernel_name="python3",
-            progress_bar=False,
+            progress_bar={"desc": f"{job.path.stem:32}", "position": job.line, "disable": None},
             request_save_on_cell_execute=False,
             execution_timeout=1500,
             extra_arguments=["--IPKernelApp.log_level=50"],  # it warns about its own sockets
         )
     except PapermillExecutionError as failure:
         error = f"cell {failure.exec_count} raised {failure.ename}: {failure.evalue}"
-    return Outcome(path.stem, time.monotonic() - began, error)
+    except (DeadKernelError, CellTimeoutError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    return Outcome(job.path.stem, time.monotonic() - began, error)
+
+
+def run_all(jobs: Sequence[Job], fast: bool) -> Iterator[Outcome]:
+    """Run notebooks side by side, one thread each; those that measure times alone, with all cores.
+
+    A short run compares nothing, so there all run side by side. What became of a notebook is told
+    as soon as it is known.
+    """
+    alone = [job for job in jobs if job.timed and not fast]
+    together = [job for job in jobs if job not in alone]
+    # A step of a small model gains nothing from a second thread.
+    for group, at_once, threads in ((together, os.cpu_count() or 1, "1"), (alone, 1, None)):
+        with environment(OMP_NUM_THREADS=threads), workers(at_once) as executor:
+            for done in as_completed([executor.submit(execute, job) for job in group]):
+                yield done.result()
+
+
+@contextmanager
+def environment(**variables: str | None) -> Iterator[None]:
+    """Variables that processes started meanwhile find, unless the caller has set them himself."""
+    ours = {k: v for k, v in variables.items() if v is not None and k not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
+
+
+@contextmanager
+def workers(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes; what waits is dropped when an error or Ctrl-C comes through."""
+    executor = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -131,19 +191,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", help="a folder or hub id instead of the bundled model")
     parser.add_argument("--fast", action="store_true", help="the small form of every notebook")
     parser.add_argument("--accept", action="store_true", help="make this run the committed one")
-    parser.add_argument("--only", help="run notebooks whose name starts so")
+    parser.add_argument("--only", help="run notebooks whose name starts so: 03, or 03,07")
     options = parser.parse_args(arguments)
     if options.accept and (options.model or options.fast):
         parser.error("--accept needs a full run of the bundled model: no --model, no --fast")
     if options.model and Path(options.model).is_dir():
         options.model = str(Path(options.model).resolve())  # notebooks run in another folder
 
-    paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    paths = [p for p in paths if p.name.startswith(options.only or "")]
-    solutions = sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))
-    solutions = [p for p in solutions if p.name.startswith(options.only or "")]
+    only = tuple((options.only or "").split(","))
+    paths, solutions = (
+        [p for p in sorted(folder.glob("[0-9][0-9]_*.ipynb")) if p.name.startswith(only)]
+        for folder in (NOTEBOOKS, NOTEBOOKS / "solutions")
+    )
     if not paths:
-        print("no such notebook", file=sys.stderr)
+        print(f"no notebook begins with {options.only}", file=sys.stderr)
         return 2
     parts, figures = BUILD / "record", BUILD / "figures"
     output = BUILD / "notebooks"
@@ -154,20 +215,29 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["KVLAB_FIGURES"] = str(figures)
     # Only what differs from the defaults, so that a full run leaves no injected cell behind.
     given = {"FAST": options.fast, "MODEL": options.model}
-    parameters = {name: value for name, value in given.items() if value}
+    given = {name: value for name, value in given.items() if value}
+    jobs = [Job(p, output / p.name, given, i) for i, p in enumerate([*paths, *solutions])]
 
-    outcomes = []
-    for path in paths:
-        print(f"running {path.name} ...", flush=True)
-        outcomes.append(execute(path, output / path.name, parameters))
-    solved = [execute(path, output / path.name, {}) for path in solutions]
+    began, outcomes = time.monotonic(), []
+    try:
+        for outcome in run_all(jobs, options.fast):
+            outcomes.append(outcome)
+            print(f"{outcome.name} took {outcome.seconds:.0f} s", flush=True)
+    except KeyboardInterrupt:
+        left = {p.stem for p in paths} - {o.name for o in outcomes}
+        numbers = ",".join(sorted(name[:2] for name in left))
+        print(f"\nStopped. What is left: make reproduce ONLY={numbers}", file=sys.stderr)
+        return 130
+    outcomes.sort(key=lambda o: o.name)
     record = read_record(parts)
     (BUILD / "record.json").write_text(dump(record), encoding="utf-8")
-    summary(outcomes, record)
+    named = {p.stem for p in paths}
+    summary([o for o in outcomes if o.name in named], record)
+    print(f"all of it: {time.monotonic() - began:.0f} s")
 
-    problems = [f"{o.name}: {o.error}" for o in (*outcomes, *solved) if o.error]
+    problems = [f"{o.name}: {o.error}" for o in outcomes if o.error]
     for o in outcomes:
-        if not o.error and not record.get(o.name, {}).get("claims"):
+        if o.name in named and not o.error and not record.get(o.name, {}).get("claims"):
             problems.append(f"{o.name}: recorded no claim")
     if options.accept and not problems:
         known = options.only and RECORD.exists()
@@ -191,7 +261,7 @@ def compare(record: dict[str, Any], only: str | None) -> list[str]:
         return ["there is no committed record; make one with: make accept"]
     committed = json.loads(RECORD.read_text(encoding="utf-8"))
     if only:
-        committed = {k: v for k, v in committed.items() if k.startswith(only)}
+        committed = {k: v for k, v in committed.items() if k.startswith(tuple(only.split(",")))}
     found = differences(record, committed)
     for line in found.near_ties:
         print(f"near-tie, not counted: {line}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ.pop("KVLAB_RECORD", None)  # tests never write into a record
+os.environ["OMP_NUM_THREADS"] = "1"  # of kernels and servers too: other tests run beside this one
 
 import pytest
 import torch
@@ -13,8 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from kvlab.attention import use_kvlab_attention
 from kvlab.models import LoadedModel, load_model
 from kvlab.request import Request
-
-torch.set_num_threads(1)
 
 
 def tiny_llama(kv_heads: int = 2, seed: int = 0) -> PreTrainedModel:
