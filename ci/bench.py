@@ -140,6 +140,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     loaded = load(options)
     n, prefix, private = options.requests, options.prefix, options.private
     requests = bench.requests_of(loaded, n, prefix, private, options.new_tokens)
+    whole = bench.requests_of(loaded, 1, prefix, private, 1)[0]  # all its rows are prompt
     bench.warm(loaded, requests)
     seen: dict[str, list[Any]] = defaultdict(list)
     scratch: dict[str, int] = {}
@@ -171,6 +172,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         pooled = single_step(loaded, requests[0], pool)
         single = single_step(loaded, requests[0], PrivatePool(loaded.model.config))
         seen["single_decode_ratio_vs_dynamic"].append(pooled / single)
+        for name, share in bench.operations(loaded, whole).items():
+            seen[name].append(share)
         scratch["shared"], scratch["gathered"] = shared.scratch, gathered.scratch
     if not options.allocator_only:
         seen |= memory_saved(loaded, requests, prefix, private, scratch)
@@ -305,7 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
         if name.startswith("outputs_equal"):
             print(f"{name:44} {value}")
         else:
-            print(f"{name:44} {value:7.3f}  ({min(seen[name]):.3f} to {max(seen[name]):.3f})")
+            print(f"{name:44} {value:8.4g}  ({min(seen[name]):.4g} to {max(seen[name]):.4g})")
     if options.json:
         whole = figures | {"machine": machine, "versions": versions(), "rounds": seen}
         options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

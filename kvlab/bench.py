@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -164,6 +164,46 @@ def one_by_one(loaded: LoadedModel, requests: Sequence[Request], pool: CachePool
     short = [replace(r, max_new_tokens=1) for r in requests]
     runs = run(loaded.model, short, pool, "serial")
     return [r.time_to_first_token for r in runs.values()]
+
+
+@torch.inference_mode()
+def operations(loaded: LoadedModel, request: Request) -> dict[str, float]:
+    """What a look-up, a fork, a truncation and preemption cost, with the prompt of `request`.
+
+    Seconds as shares of the prompt's prefill, each in the worst case: the fork writes its next row
+    into a shared block, which it copies. Bytes moved by `park` and `resume` as shares of the bytes
+    of the rows.
+    """
+    length, size = len(request.tokens), 16
+    pool = TieredCachePool.for_model(loaded.model.config, 4 * -(-length // size), size)
+
+    def timed(do: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        do()
+        return time.perf_counter() - began
+
+    def forward(lease: TieredLease, tokens: Sequence[int]) -> None:
+        lease.announce(list(tokens))
+        loaded.model(torch.tensor([tokens]), cache=lease.cache, use_cache=True, logits_to_keep=1)
+
+    lease = pool.admit(request)
+    prefill = timed(lambda: forward(lease, request.tokens))
+    tokens = (*request.tokens, 5)
+    look_up = timed(lambda: pool.blocks.tree.match(request.context, tokens))
+    other = Request("fork", tokens, 2, context=request.context)
+    fork = timed(lambda: pool.fork(lease, other).make_writable(length - 1, length))
+    truncate = timed(lambda: pool.truncate(lease, length - 1))
+    rows = pool.arena.nbytes / (pool.arena.num_blocks * size) * lease.length
+    pool.park(lease)
+    parts, _ = lease.check_parked()
+    moved = sum(p.nbytes for p in parts) / rows
+    pool.resume(lease)
+    return {
+        "look_up_over_prefill": look_up / prefill,
+        "fork_over_prefill": fork / prefill,
+        "truncate_over_prefill": truncate / prefill,
+        "bytes_parked_over_bytes_of_rows": moved,
+    }
 
 
 def warm(loaded: LoadedModel, requests: Sequence[Request]) -> None:

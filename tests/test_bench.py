@@ -50,6 +50,11 @@ def test_shared_and_private_give_the_same_tokens_and_share_only_where_asked(bund
     assert shared.first_tokens == sorted(shared.first_tokens)
 
 
+def test_parking_moves_each_byte_of_a_request_once(bundled):
+    request = bench.requests_of(bundled, 1, 40, 24, 1)[0]
+    assert bench.operations(bundled, request)["bytes_parked_over_bytes_of_rows"] == 1.0
+
+
 SIZES = ["--requests=3", "--prefix=48", "--private=32", "--new-tokens=5", "--rounds=1"]
 
 
@@ -78,6 +83,8 @@ def test_the_benchmark_writes_all_figures(tmp_path):
         "decode_speedup_vs_private_slots",
         "single_decode_ratio_vs_dynamic",
         "ttft_ratio_vs_continuous_batching",
+        "look_up_over_prefill",
+        "fork_over_prefill",
         "ttft_ratio_vs_vllm",
         "decode_ratio_vs_vllm",
     ):
