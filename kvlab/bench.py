@@ -175,7 +175,7 @@ def operations(loaded: LoadedModel, request: Request) -> dict[str, float]:
     of the rows.
     """
     length, size = len(request.tokens), 16
-    pool = TieredCachePool.for_model(loaded.model.config, 4 * -(-length // size), size)
+    pool = TieredCachePool.for_model(loaded.model.config, 4 * -(-length // size))
 
     def timed(do: Callable[[], object]) -> float:
         began = time.perf_counter()
