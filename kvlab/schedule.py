@@ -117,6 +117,7 @@ class Executor:
     ) -> None:
         self.model, self.pool, self.lock = model, pool, lock
         self.leases: dict[str, Lease] = {}
+        self.announced: dict[str, AnnouncedLease] = {}
         self.observers = observers
         self.tick = 0
 
@@ -148,6 +149,8 @@ class Executor:
                 f"tokens of {run.request.id!r} are cached; the last one must be left to compute"
             )
         self.leases[run.request.id] = lease
+        if isinstance(lease, AnnouncedLease):  # asked once, since asking takes its time
+            self.announced[run.request.id] = lease
         run.num_cached_tokens = lease.num_cached_tokens
         self._after_operation()
 
@@ -189,6 +192,7 @@ class Executor:
 
     def release(self, run: Run) -> None:
         """Give back the rows of a request, at its end or at its abort."""
+        self.announced.pop(run.request.id, None)
         self.pool.release(self.leases.pop(run.request.id))
         self._after_operation()
 
@@ -237,9 +241,9 @@ class Executor:
         leases = [self.leases[r.request.id] for r in runs]
         counts = [len(n) for n in news]
         starts = [int(lease.cache.get_seq_length()) for lease in leases]
-        for lease, new in zip(leases, news, strict=True):
-            if isinstance(lease, AnnouncedLease):
-                lease.announce(new)
+        for run, new in zip(runs, news, strict=True):
+            if run.request.id in self.announced:
+                self.announced[run.request.id].announce(new)
         forward = ForwardPass(runs, leases, starts, counts, self.tick, self.observers)
         for observer in self.observers:
             observer.before(forward)
@@ -299,4 +303,5 @@ class Executor:
         for lease in self.leases.values():
             self.pool.release(lease)
         self.leases.clear()
+        self.announced.clear()
         self._after_operation()

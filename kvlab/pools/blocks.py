@@ -180,7 +180,8 @@ class BlockManager:
         indices = range(start // size, -(-end // size))
         shared = [i for i in indices if self.is_shared(table.blocks[i])]
         donors = {i: self._donor(table, i) for i in shared}
-        if not self.make_room(sum(donor is None for donor in donors.values())):
+        missing = sum(donor is None for donor in donors.values())
+        if missing and not self.make_room(missing):
             raise PoolFull("no block for a copy of a shared one; release a request first")
         for index, donor in donors.items():
             block = table.blocks[index]
