@@ -28,7 +28,7 @@ def changed(**changes):
 
 
 def test_a_record_agrees_with_itself():
-    assert changed() == ledger.Differences([], [])
+    assert changed() == ledger.Differences([], [], [])
 
 
 def test_a_changed_count_fails():
@@ -36,9 +36,21 @@ def test_a_changed_count_fails():
     assert changed(exact=8).failures
 
 
-def test_a_ratio_of_times_may_move_within_its_bounds_only():
-    assert not changed(ratio=ledger.timed(40.0, 2, 50)).failures
-    assert changed(ratio=ledger.timed(60.0, 2, 50)).failures
+def test_a_ratio_of_times_outside_its_bounds_is_reported_and_does_not_fail():
+    assert changed(ratio=ledger.timed(40.0, 2, 50)) == ledger.Differences([], [], [])
+    found = changed(ratio=ledger.timed(60.0, 2, 50))
+    assert not found.failures
+    assert "ratio is 60x, recorded 5x" in found.times[0]
+
+
+def test_a_number_of_threads_outside_its_bounds_fails():
+    recorded = {"01_x": part(races=ledger.varying(3, 2, 5))}
+    fresh = {"01_x": part(races=ledger.varying(6, 2, 5))}
+    assert ledger.differences(fresh, recorded).failures
+
+
+def test_a_time_in_the_place_of_a_count_fails():
+    assert changed(exact=ledger.timed(7, 1, 9)).failures
 
 
 def test_a_rounding_error_may_move_by_its_factor_only():
