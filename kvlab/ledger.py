@@ -37,7 +37,8 @@ def rounding(value: float, factor: float = 10.0) -> dict[str, float]:
 def timed(value: float, low: float, high: float, unit: str = "x") -> dict[str, float | str | bool]:
     """What a clock has told: an observation beside the verdict, usually from `low` to `high`.
 
-    A busy machine may tell anything, so another value is reported and never fails.
+    A busy machine may tell anything, so another value is reported and never fails. `unit`: "x" for
+    a ratio, "%" for a share.
     """
     return {"value": value, "low": low, "high": high, "unit": unit, "clock": True}
 
@@ -71,7 +72,8 @@ def show(value: Any) -> str:
     if isinstance(value, Mapping):
         if "hits" in value:
             return f"{value['hits']} of {value['n']}"
-        return f"{value['value']:.3g}{value.get('unit', '')}"
+        unit = value.get("unit", "")
+        return f"{value['value']:.0%}" if unit == "%" else f"{value['value']:.3g}{unit}"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, (list, tuple)):

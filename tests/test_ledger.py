@@ -43,6 +43,10 @@ def test_a_ratio_of_times_outside_its_bounds_is_reported_and_does_not_fail():
     assert "ratio is 60x, recorded 5x" in found.times[0]
 
 
+def test_a_share_of_time_is_shown_as_one():
+    assert ledger.show(ledger.timed(0.822, 0.6, 0.95, unit="%")) == "82%"
+
+
 def test_a_number_of_threads_outside_its_bounds_fails():
     recorded = {"01_x": part(races=ledger.varying(3, 2, 5))}
     fresh = {"01_x": part(races=ledger.varying(6, 2, 5))}
