@@ -16,7 +16,7 @@ from kvlab.pools.contract import CachePool, PoolFull
 from kvlab.request import Request, Run
 from kvlab.schedule import Executor
 
-Kind = Literal["step", "abort", "fork", "truncate", "park"]
+Kind = Literal["step", "abort", "fork", "truncate", "park", "settle"]
 SIGNS: dict[str, Kind] = {"!": "abort", "~": "park", ">": "fork", "<": "truncate"}
 
 
@@ -31,6 +31,7 @@ class Move:
             abort, park: they give their rows back; for good, or until their next step.
             fork: the second request goes on from the rows of the first; that is its admission.
             truncate: `count` rows are taken back, and the tokens that came of them.
+            settle: the pool finishes what it left for later; nobody moves.
     """
 
     requests: tuple[str, ...]
@@ -38,6 +39,8 @@ class Move:
     count: int = 0
 
     def __str__(self) -> str:
+        if self.kind == "settle":
+            return "."
         if self.kind == "fork":
             return ">".join(self.requests)
         if self.kind == "truncate":
@@ -48,13 +51,17 @@ class Move:
 def moves(text: str) -> list[Move]:
     """Moves from a line such as `"A A B A+B A! B"`: one step of A ..., A and B together, A aborts.
 
-    Further signs: `A>B` (B forks off A), `A<2` (A takes back two rows), `A~` (A is parked).
+    Further signs: `A>B` (B forks off A), `A<2` (A takes back two rows), `A~` (A is parked), and a
+    lone `.` (the pool settles).
 
     Raises:
         ValueError: A move that cannot be read.
     """
     found = []
     for word in text.split():
+        if word == ".":
+            found.append(Move((), "settle"))
+            continue
         sign = next((c for c in word if c in SIGNS), "")
         left, _, right = word.partition(sign) if sign else (word, "", "")
         names, kind = tuple(left.split("+")), SIGNS.get(sign, "step")
@@ -65,7 +72,7 @@ def moves(text: str) -> list[Move]:
             count, right = int(right), ""
         wrong = kind in ("fork", "truncate") and not (alone and (count or kind == "fork"))
         if right or wrong or not all(names):
-            raise ValueError(f"cannot read the move {word!r}; write A, A+B, A!, A~, A>B or A<2")
+            raise ValueError(f"cannot read the move {word!r}; write A, A+B, A!, A~, A>B, A<2 or .")
         found.append(Move(names, kind, count))
     return found
 
@@ -73,7 +80,8 @@ def moves(text: str) -> list[Move]:
 def among(order: Sequence[Move], names: Sequence[str]) -> list[Move]:
     """The same order without the requests that are not among `names`."""
     kept = [replace(m, requests=tuple(n for n in m.requests if n in names)) for m in order]
-    return [m for m in kept if len(m.requests) >= (2 if m.kind == "fork" else 1)]
+    least = {"fork": 2, "settle": 0}
+    return [m for m in kept if len(m.requests) >= least.get(m.kind, 1)]
 
 
 def steps_of(request: Request, chunk: int | None = None) -> int:
@@ -150,6 +158,8 @@ class _Player:
             self._step(active)
         elif move.kind == "fork":
             self._fork(here, active)
+        elif move.kind == "settle":
+            self.executor.settle()
         else:
             for run in here:
                 self._take_back(run, move)
