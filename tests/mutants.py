@@ -33,13 +33,13 @@ CONTEXT, UNSORTED = get_context("forkserver"), "SURVIVES, unsorted"
 
 def verdict() -> str | None:
     """What the judge finds first. Imported here and not above, so that the hook comes before."""
-    from kvlab.conformance import check
+    from kvlab.check import check
     from kvlab.pools import SimpleCachePool, TieredCachePool
 
-    tiers = [lambda c, n=n: TieredCachePool.for_model(c, 640 // n, block_size=n) for n in (16, 4)]
-    pools = [lambda c: SimpleCachePool.for_model(c, 4, 64), *tiers]
-    reports = (check(pool, profile="quick", stop_at_first=True) for pool in pools)
-    return next((str(r.failures[0]).splitlines()[0] for r in reports if not r.ok), None)
+    tiers = [lambda c, n=n: TieredCachePool.for_model(c, 96 // n, block_size=n) for n in (16, 4)]
+    pools = [lambda c: SimpleCachePool.for_model(c, 4, 40), *tiers]
+    reports = (check(pool, name=False) for pool in pools)
+    return next((str(r.trace.anomalies[0]) for r in reports if r.trace is not None), None)
 
 
 class Mutant(NamedTuple):

@@ -10,22 +10,21 @@ a finding. Exit status: 0 isolated, 1 not, 2 could not run, 3 not enough exercis
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
-from kvlab.check import BUDGETS, Report, check, replay
+from kvlab.check import BUDGETS, Report, check, default_config, replay
 from kvlab.check.history import History
-from kvlab.check.run import PoolFactory
+from kvlab.check.run import PoolFactory, fresh
 from kvlab.observe.conflicts import conflicts
 from kvlab.observe.events import read_log
 
@@ -47,20 +46,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the report to this file")
     parser.add_argument("--junit", metavar="FILE", help="the same as a test report")
     parser.add_argument("--hang", type=float, default=60, help="seconds without a move (60)")
-    parser.add_argument("--here", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.log:
         return check_log(options.log)
     if options.budget not in BUDGETS and not (options.budget.isdecimal() and int(options.budget)):
         parser.error(f"--budget is quick, full or a number from 1 on, not {options.budget!r}")
     try:
-        if options.here:
-            return _child(options)
-        found = _watched(options, sys.argv[1:] if arguments is None else arguments)
-    except (OSError, ValueError, ImportError) as error:
+        options.history = _history(options.replay)
+        found = _watched(options)
+    except (OSError, ValueError) as error:
         print(f"could not run: {error}", file=sys.stderr)
-        return 2
-    if found.code == 2:
         return 2
     print(found.text)
     if options.json:
@@ -68,6 +63,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.junit:
         _write_junit(options.junit, options.factory, found)
     return found.code
+
+
+def _history(path: str | None) -> History | None:
+    """The history of a saved report, or a saved history itself."""
+    if path is None:
+        return None
+    text = Path(path).read_text(encoding="utf-8")
+    saved = json.loads(text)
+    return History.from_json(json.dumps(saved["history"]) if "history" in saved else text)
 
 
 @dataclass(frozen=True)
@@ -79,61 +83,53 @@ class Found:
     report: dict[str, object]
 
 
-def _child(options: argparse.Namespace) -> int:
+def _child(options: argparse.Namespace, folder: Path) -> None:
     """The check itself; what the pool prints goes to standard error."""
-    folder = Path(options.here)
-    with contextlib.redirect_stdout(sys.stderr), _journal(folder / "moves") as journal:
+    os.dup2(2, 1)
+    with open(folder / "moves", "w", encoding="utf-8", buffering=1) as moves:
+
+        def journal(text: str) -> None:
+            print(text, file=moves)
+
         try:
             factory = load_factory(options.factory)
-            factory_probe(factory)
+            fresh(factory, default_config())  # told from a pool that fails
         except Exception as error:
             (folder / "error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-            return 2
-        if options.replay:
-            saved = json.loads(Path(options.replay).read_text(encoding="utf-8"))
-            history = History.from_json(json.dumps(saved.get("history", saved)))
-            trace = replay(factory, history)
+            return
+        if options.history:
+            trace = replay(factory, options.history)
             report = Report(1, exercised=trace.exercised, trace=trace if trace.anomalies else None)
+            code = int(bool(trace.anomalies))
         else:
             budget = options.budget if options.budget in BUDGETS else int(options.budget)
             report = check(factory, budget=budget, seed=options.seed, journal=journal)
-    (folder / "report.json").write_text(report.to_json(), encoding="utf-8")
-    (folder / "report.txt").write_text(str(report), encoding="utf-8")
-    return report.exit_code
+            code = report.exit_code
+    found = {"code": code, "text": str(report), "report": json.loads(report.to_json())}
+    (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
 
 
-@contextlib.contextmanager
-def _journal(path: Path) -> Iterator[Callable[[str], None]]:
-    """Writes each move before it is made, so that whoever looks on knows how far it came."""
-    with open(path, "w", encoding="utf-8", buffering=1) as file:
-        yield lambda text: print(text, file=file)
-
-
-def _watched(options: argparse.Namespace, arguments: list[str]) -> Found:
+def _watched(options: argparse.Namespace) -> Found:
     """Run the check in another process, and end it where it hangs."""
+    ways = multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("fork" if "fork" in ways else "spawn")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command = [sys.executable, "-m", "kvlab.check", *arguments, "--here", name]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        moves = folder / "moves"
+        folder, moves = Path(name), Path(name) / "moves"
+        process = context.Process(target=_child, args=(options, folder), daemon=True)
+        process.start()
         try:
-            while process.poll() is None:
-                time.sleep(0.05)
+            while process.is_alive():
+                process.join(0.05)
                 # Until it exists, our own modules are being loaded.
                 if moves.exists() and time.time() - moves.stat().st_mtime > options.hang:
-                    process.kill()
-                    process.wait()
                     return _ended(moves, f"the pool hangs: no move for {options.hang:g} s")
         finally:
-            if process.poll() is None:
-                process.kill()
-        if (folder / "report.json").exists():
-            report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-            text = (folder / "report.txt").read_text(encoding="utf-8")
-            return Found(process.returncode, text, report)
+            process.kill()
+        if (folder / "found.json").exists():
+            return Found(**json.loads((folder / "found.json").read_text(encoding="utf-8")))
         if (folder / "error").exists():
             raise ValueError((folder / "error").read_text(encoding="utf-8"))
-        return _ended(moves, f"the pool ended its process (exit status {process.returncode})")
+        return _ended(moves, f"the pool ended its process (exit status {process.exitcode})")
 
 
 def _ended(moves: Path, why: str) -> Found:
@@ -143,14 +139,6 @@ def _ended(moves: Path, why: str) -> Found:
     seed = lines[start] if lines else "before the first history"
     text = f"contaminated\nwhat: {why}\nhistory ({seed}): {history}"
     return Found(1, text, {"verdict": "contaminated", "anomalies": [why], "moves": history})
-
-
-def factory_probe(factory: PoolFactory) -> None:
-    """One pool, so that a factory that cannot make any is told from a pool that fails."""
-    from kvlab.check import default_config
-    from kvlab.check.run import fresh
-
-    fresh(factory, default_config())
 
 
 def _write_junit(path: str, name: str, found: Found) -> None:

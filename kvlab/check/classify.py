@@ -272,6 +272,11 @@ RULES: tuple[Rule, ...] = (
         lambda a, r: r.uses("truncate") and a.cached and not r.without("truncate"),
     ),
     Rule(
+        ("lifetime", "leak of memory"),
+        "an operation fails that the contract does not let fail",
+        lambda a, r: a.rule == "error",
+    ),
+    Rule(
         ("lifetime", "position"),
         "rows were freed, overwritten or published at the wrong moment",
         lambda a, r: True,

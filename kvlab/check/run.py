@@ -129,14 +129,13 @@ class Bench:
     def _judged(self, player: Player) -> Trace:
         """What is asked at the end of a history; it becomes part of it where it shows something."""
         chunk, moves, requests = player.chunk, tuple(player.moves), dict(player.requests)
-        before = len(player.anomalies)
-        if not before:
-            self._finish(player)
-        if len(player.anomalies) > before and player.anomalies[0].rule in ("read", "hit", "error"):
-            moves, requests = tuple(player.moves), dict(player.requests)
-        history = History(requests, moves, chunk, player.shared)
         if not player.anomalies and "full" in player.outcomes:
-            self._without_refused(history, player)
+            self._without_refused(History(requests, moves, chunk, player.shared), player)
+        if not player.anomalies:
+            self._finish(player)
+            if player.anomalies and player.anomalies[0].rule in ("read", "hit", "error"):
+                moves, requests = tuple(player.moves), dict(player.requests)
+        history = History(requests, moves, chunk, player.shared)
         return Trace(history, player.anomalies, player.exercised)
 
     def conflicts(self, history: History) -> list[str] | None:

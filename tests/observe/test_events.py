@@ -9,7 +9,7 @@ import pytest
 from conftest import prompt
 
 import kvlab.observe
-from kvlab.diagnose.__main__ import main
+from kvlab.check.__main__ import main
 from kvlab.interleave import moves, replay
 from kvlab.observe import EventLog, conflicts, parse_log, read_log, write_log
 from kvlab.observe.events import lives

@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from kvlab.conformance import check
+from kvlab.check import check
 from kvlab.detectors import Evidence, detect, workload
-from kvlab.diagnose import diagnose
 from kvlab.models import tiny_model
 from kvlab.pools import PoolForEach, QuantisedSlotPool, QuantisedTieredPool
 from kvlab.pools.quantised import row_scales, to_codes
@@ -40,17 +39,15 @@ def test_codes_are_the_nearest_and_zeros_stay_zeros():
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_rounded_pools_pass_the_suite_and_no_detector_alarms(name):
-    references = References(MODEL)
-    report = check(FACTORIES[name], references=references, block_size=4)
-    assert report.ok, str(report)
-    alarms = detect(Evidence(FACTORIES[name], references, workload(MODEL)))
-    assert not [d for d, a in alarms.items() if a.raised]
-
-
-@pytest.mark.parametrize("name", FACTORIES)
 def test_rounding_is_not_taken_for_a_fault(name):
-    assert diagnose(FACTORIES[name], MODEL).kind is None
+    report = check(FACTORIES[name], CONFIG, budget=30)
+    assert report.trace is None, str(report)
+
+
+@pytest.mark.parametrize("name", ["a scale per slot", "tiers"])
+def test_no_detector_alarms_at_a_rounded_pool(name):
+    alarms = detect(Evidence(FACTORIES[name], References(MODEL), workload(MODEL)))
+    assert not [d for d, a in alarms.items() if a.raised]
 
 
 def test_the_rows_are_codes_and_take_a_quarter():
