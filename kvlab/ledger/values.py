@@ -21,8 +21,9 @@ class Value:
     decides: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if hasattr(self.value, "item"):  # of numpy or torch
-            object.__setattr__(self, "value", self.value.item())
+        for name, number in vars(self).items():
+            if hasattr(number, "item"):  # of numpy or torch
+                object.__setattr__(self, name, number.item())
         if isinstance(self.value, float) and not math.isfinite(self.value):
             raise ValueError(f"{self.value} is not a number that can be recorded")
 
