@@ -12,11 +12,12 @@ sys.path.insert(0, str(ROOT / "ci"))
 import reproduce  # noqa: E402
 
 GOOD = """\
-from kvlab import ledger
-book = ledger.Ledger("01_good")
+from kvlab.ledger import Ledger, Rate
+book = Ledger("01_good")
 book.sequence("a", "float32", [1, 2], [5.0, 5.0])
-book.claim("A1", "it holds", {"n": 1 if not FAST else 2}, "reproduced", "counted")
+book.claim("A1", colliding_runs_with_a_victim=Rate(1 if FAST else 2, 2))
 """
+TOKENS = "requests_with_the_same_tokens"
 
 
 @pytest.fixture
@@ -63,10 +64,13 @@ def test_accepting_writes_record_notebook_and_table_and_nothing_else_ever_does(h
 
     assert reproduce.main(["--accept"]) == 0
     after = files(house)
-    assert json.loads(after["ci/record.json"])["01_good"]["claims"][0]["measured"] == {"n": 1}
+    claim = json.loads(after["ci/record.json"])["01_good"]["claims"][0]
+    assert claim["measured"]["colliding runs with a victim"] == {"kind": "Rate", "value": 2, "n": 2}
     readme = after["README.md"].decode()
     assert readme.startswith("before\n")
-    assert "| A1 | it holds | n 1 | reproduced: counted | [01](notebooks/01_good.ipynb) |" in readme
+    assert "| A1 | Two sessions" in readme
+    assert "| colliding runs with a victim 2 of 2 | reproduced: Over" in readme
+    assert "| [01](notebooks/01_good.ipynb) |" in readme
     executed = nbformat.reads(after["notebooks/01_good.ipynb"].decode(), 4)
     assert executed.cells[1].outputs
     assert "papermill" not in executed.metadata
@@ -78,11 +82,12 @@ def test_accepting_writes_record_notebook_and_table_and_nothing_else_ever_does(h
 
     write(house, "01_good", GOOD.replace("[1, 2]", "[1, 3]"))
     assert reproduce.main([]) == 1
-    assert "token 2 differs from the record" in capsys.readouterr().err
+    assert "token 2 is 3, recorded 2 (alone: make reproduce ONLY=01)" in capsys.readouterr().err
 
 
 def test_accepting_one_notebook_keeps_what_the_others_have_recorded(house, capsys):
-    other = GOOD.replace("A1", "A2").replace("01_good", "02_other")
+    other = GOOD.replace("A1", "D0").replace("colliding_runs_with_a_victim", TOKENS)
+    other = other.replace("01_good", "02_other")
     write(house, "02_other", other)
     assert reproduce.main(["--accept"]) == 0
     before = files(house)
@@ -94,7 +99,7 @@ def test_accepting_one_notebook_keeps_what_the_others_have_recorded(house, capsy
     assert two["01_good"] == one["01_good"]
     assert two["02_other"] != one["02_other"]
     assert "| A1 |" in after["README.md"].decode()
-    assert "| A2 |" in after["README.md"].decode()
+    assert "| D0 |" in after["README.md"].decode()
     capsys.readouterr()
     assert reproduce.main([]) == 0
 
