@@ -114,6 +114,14 @@ class Replays:
         """Still wrong when nobody shares a forward pass."""
         return self._wrong(replace(self.history, moves=tuple(_alone(self.history.moves))))
 
+    @cached_property
+    def unrefused(self) -> bool:
+        """Still wrong without the moves that were refused."""
+        outcomes = self.bench.play(self.history).outcomes
+        pairs = zip(self.history.moves, outcomes, strict=False)
+        moves = tuple(move for move, outcome in pairs if outcome != "full")
+        return self._wrong(replace(self.history, moves=moves))
+
     def without(self, kind: str) -> bool:
         """Still wrong without the moves of a kind."""
         moves = tuple(m for m in self.history.moves if m.kind != kind)
@@ -196,6 +204,11 @@ RULES: tuple[Rule, ...] = (
         ("lifetime",),
         "gone when everything left for later is done at once",
         lambda a, r: not r.settled,
+    ),
+    Rule(
+        ("refusal changed something", "leak of memory"),
+        "when all have left, the pool takes fewer than a fresh one, and not without the refused",
+        lambda a, r: a.what == "lost" and not r.unrefused,
     ),
     Rule(
         ("leak of memory",),

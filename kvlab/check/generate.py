@@ -109,11 +109,15 @@ class Author:
             label = move.requests[0] if move.requests else ""
             life = player.lives.get(label)
             if life is not None and move.kind == "truncate":
-                self.earlier.append(tuple(life.sequence[: life.done]))
+                self._remember(life.sequence[: life.done])
             player.play(move)
             if life is not None and label not in player.lives:
-                self.earlier.append(tuple(life.sequence[: max(1, life.done)]))
+                self._remember(life.sequence[: life.done])
                 self.free_names.append(life.request.id)
+
+    def _remember(self, tokens: Sequence[int]) -> None:
+        if tokens:
+            self.earlier.append(tuple(tokens))
 
     def _next(self, inside: list[Life], made: int) -> Move:
         draw = self.draw
@@ -153,7 +157,7 @@ class Author:
         self.player.requests[label] = self._request(name)
         self.player.play(Move((label,)))
         if label not in self.player.lives:  # full, or its name is taken: it does not come back
-            self.earlier.append(self.player.requests[label].tokens)
+            self._remember(self.player.requests[label].tokens)
             self.player.over[label] = None  # type: ignore[assignment]
 
     def _request(self, name: str) -> Request:
@@ -165,7 +169,7 @@ class Author:
             relation = RELATIONS[draw.choice(self.kinds)]
             tokens = tuple(relation(draw, draw.choice(self.earlier[-8:]), tokens))[:longest]
         context = draw.choice(self.contexts)
-        self.earlier.append(tokens)
+        self._remember(tokens)
         return Request(name, tokens, new, context=context)
 
     def _fresh(self, longest: int) -> tuple[int, ...]:

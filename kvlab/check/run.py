@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from kvlab.check.dye import Dye
 from kvlab.check.generate import Author, Sizes
-from kvlab.check.history import Anomaly, History, Player
+from kvlab.check.history import Anomaly, History, Outcome, Player
 from kvlab.interleave import Move, among, interleavings
 from kvlab.observe.conflicts import conflicts
 from kvlab.pools.contract import CachePool, Logs
@@ -44,11 +44,13 @@ class Trace:
         history: As it was played.
         anomalies: What was wrong.
         exercised: How often each situation came up.
+        outcomes: What became of each move.
     """
 
     history: History
     anomalies: Sequence[Anomaly]
     exercised: Counter[str]
+    outcomes: Sequence[Outcome] = ()
 
     @property
     def telling(self) -> bool:
@@ -124,7 +126,7 @@ class Bench:
                 break
         if finish:
             return self._judged(player)
-        return Trace(history, player.anomalies, player.exercised)
+        return Trace(history, player.anomalies, player.exercised, player.outcomes)
 
     def _judged(self, player: Player) -> Trace:
         """What is asked at the end of a history; it becomes part of it where it shows something."""
@@ -136,7 +138,7 @@ class Bench:
             if player.anomalies and player.anomalies[0].rule in ("read", "hit", "error"):
                 moves, requests = tuple(player.moves), dict(player.requests)
         history = History(requests, moves, chunk, player.shared)
-        return Trace(history, player.anomalies, player.exercised)
+        return Trace(history, player.anomalies, player.exercised, player.outcomes)
 
     def conflicts(self, history: History) -> list[str] | None:
         """The kinds of contradiction in the pool's own log of a history; `None` without a log."""

@@ -11,7 +11,7 @@ from tests.foreign import ring
 REQUESTS = {
     "A": Request("a", (3, 4, 5), 4),
     "B": Request("b", (6, 7), 2, context=(("tenant", "x"), ("image", None))),
-    "C": Request("a", (8,), 2, context=None),
+    "C": Request("c", (8,), 2, context=None),
 }
 HISTORY = History(REQUESTS, tuple(moves("A A B A+B A>C . A<1 B~ B A!")), chunk=2, shared=False)
 
@@ -64,4 +64,4 @@ def test_a_refusal_that_changes_what_comes_later_is_told():
                 raise
 
     report = check(lambda config: Sulks.for_model(config, 4, 40))
-    assert report.diagnosis.kinds == ("refusal changed something",)
+    assert "refusal changed something" in report.diagnosis.kinds
