@@ -162,7 +162,9 @@ class Bench:
         for round in range(2):
             if player.anomalies:
                 return
-            admitted = fill(player, self.sizes.rows, ("fill", "refill")[round])
+            # At first nobody is refused, so that what a refusal takes is not taken for a leak.
+            name, at_most = (("fill", self.sizes.room), ("refill", AT_MOST))[round]
+            admitted = fill(player, self.sizes.rows, name, at_most)
             if player.anomalies or not self.sizes.bounded:
                 continue
             if admitted != self.sizes.room:
@@ -197,12 +199,12 @@ def random_settings(seed: int) -> tuple[int | None, bool]:
     return (None, None, 1, 3, 4, 5)[seed % 6], seed % 2 == 0
 
 
-def fill(player: Player, rows: int, name: str) -> int:
+def fill(player: Player, rows: int, name: str, at_most: int = AT_MOST) -> int:
     """Admit requests of `rows` rows until the pool is full; each writes, reads again, and leaves.
 
     Returns how many were in.
     """
-    labels = [f"{name}{i}" for i in range(AT_MOST)]
+    labels = [f"{name}{i}" for i in range(at_most)]
     seed = sum(map(ord, name))
     for i, label in enumerate(labels):
         new = min(2, rows)
