@@ -42,7 +42,7 @@ def test_our_own_pools_are_isolated(name):
 @pytest.mark.parametrize("design", FOREIGN)
 def test_right_pools_by_other_hands_are_isolated(design):
     module = importlib.import_module(f"tests.foreign.{design}")
-    report = check(module.build)
+    report = check(module.build, budget=40)
     assert report.ok, str(report)
 
 
