@@ -29,6 +29,13 @@ def book(request) -> Path:
     return request.param
 
 
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda p: p.stem)
+def test_solutions_pass_their_own_checks(path):
+    names: dict = {}
+    for cell in code(path):
+        exec(cell.source, names)
+
+
 def test_there_is_a_solution_for_every_notebook():
     assert BOOKS
     assert [p.name[:2] for p in SOLUTIONS] == [p.name[:2] for p in BOOKS]

@@ -125,5 +125,5 @@ def test_a_notebook_that_raises_or_claims_nothing_fails_and_is_not_accepted(hous
 def test_solutions_that_raise_fail(house, capsys):
     (house / "notebooks" / "solutions").mkdir()
     write(house, "solutions/01_solutions", "assert False, 'wrong'")
-    assert reproduce.main(["--fast"]) == 1
+    assert reproduce.main(["--accept"]) == 1
     assert "AssertionError: wrong" in capsys.readouterr().err
