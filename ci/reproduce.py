@@ -263,12 +263,13 @@ def main(arguments: list[str] | None = None) -> int:
         numbers = ",".join(sorted(name[:2] for name in left))
         print(f"\nStopped. What is left: make reproduce ONLY={numbers}", file=sys.stderr)
         return 130
+    finally:
+        watch.over.set()
     outcomes.sort(key=lambda o: o.name)
     record = read_record(parts)
     (BUILD / "record.json").write_text(dump(record), encoding="utf-8")
     named = {p.stem for p in paths}
     summary([o for o in outcomes if o.name in named], record)
-    watch.over.set()
     print(f"all of it: {time.monotonic() - began:.0f} s; {watch}")
 
     problems = [f"{o.name}: {o.error}" for o in outcomes if o.error]

@@ -16,8 +16,9 @@ from kvlab.pools.contract import CachePool, PoolFull
 from kvlab.request import Request, Run
 from kvlab.schedule import Executor
 
-Kind = Literal["step", "abort", "fork", "truncate", "park", "settle"]
-SIGNS: dict[str, Kind] = {"!": "abort", "~": "park", ">": "fork", "<": "truncate"}
+Kind = Literal["step", "whole", "abort", "fork", "truncate", "park", "settle"]
+SIGNS: dict[str, Kind] = {"*": "whole", "!": "abort", "~": "park", ">": "fork", "<": "truncate"}
+MARKS = {kind: sign for sign, kind in SIGNS.items()}
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Move:
         kind: step: these requests move one small step further. The steps of a life are: admit (or
             come back, if it is parked), prefill (one chunk), one decode for every further token,
             release. Several requests that decode share a forward pass.
+            whole: a step, in which a prompt is computed to its end whatever the chunk.
             abort, park: they give their rows back; for good, or until their next step.
             fork: the second request goes on from the rows of the first; that is its admission.
             truncate: `count` rows are taken back, and the tokens that came of them.
@@ -45,14 +47,14 @@ class Move:
             return ">".join(self.requests)
         if self.kind == "truncate":
             return f"{self.requests[0]}<{self.count}"
-        return "+".join(self.requests) + {"abort": "!", "park": "~"}.get(self.kind, "")
+        return "+".join(self.requests) + MARKS.get(self.kind, "")
 
 
 def moves(text: str) -> list[Move]:
     """Moves from a line such as `"A A B A+B A! B"`: one step of A ..., A and B together, A aborts.
 
-    Further signs: `A>B` (B forks off A), `A<2` (A takes back two rows), `A~` (A is parked), and a
-    lone `.` (the pool settles).
+    Further signs: `A>B` (B forks off A), `A<2` (A takes back two rows), `A~` (A is parked), `A*`
+    (a step that leaves nothing of a prompt), and a lone `.` (the pool settles).
 
     Raises:
         ValueError: A move that cannot be read.
@@ -72,7 +74,9 @@ def moves(text: str) -> list[Move]:
             count, right = int(right), ""
         wrong = kind in ("fork", "truncate") and not (alone and (count or kind == "fork"))
         if right or wrong or not all(names):
-            raise ValueError(f"cannot read the move {word!r}; write A, A+B, A!, A~, A>B, A<2 or .")
+            raise ValueError(
+                f"cannot read the move {word!r}; write A, A+B, A*, A!, A~, A>B, A<2 or ."
+            )
         found.append(Move(names, kind, count))
     return found
 
@@ -154,8 +158,8 @@ class _Player:
     def play(self, move: Move) -> None:
         active = [self.runs[name] for name in move.requests if name not in self.over]
         here = [run for run in active if run.request.id in self.executor.leases]
-        if move.kind == "step":
-            self._step(active)
+        if move.kind in ("step", "whole"):
+            self._step(active, None if move.kind == "whole" else self.chunk)
         elif move.kind == "fork":
             self._fork(here, active)
         elif move.kind == "settle":
@@ -191,7 +195,7 @@ class _Player:
             return len(run.request.tokens) + len(run.steps) - 1
         return self.written[run.request.id]
 
-    def _step(self, active: Sequence[Run]) -> None:
+    def _step(self, active: Sequence[Run], chunk: int | None) -> None:
         executor, decoding = self.executor, []
         for run in active:
             if run.request.id in self.parked:
@@ -206,16 +210,16 @@ class _Player:
             elif run.steps:
                 decoding.append(run)
             else:
-                self._prefill(run)
+                self._prefill(run, chunk)
         if decoding:
             with contextlib.suppress(PoolFull):  # a copy found no block: they try again
                 executor.forward(decoding, [r.tokens[-1:] for r in decoding])
 
-    def _prefill(self, run: Run) -> None:
+    def _prefill(self, run: Run, chunk: int | None) -> None:
         tokens = run.request.tokens
         start, end = self._written(run), len(tokens)
-        if self.chunk is not None:
-            end = min(end, start + self.chunk)
+        if chunk is not None:
+            end = min(end, start + chunk)
         with contextlib.suppress(PoolFull):
             self.executor.forward([run], [list(tokens[start:end])], complete=end == len(tokens))
             self.written[run.request.id] = end

@@ -106,6 +106,20 @@ def load_model(
     return LoadedModel(name, model, tokenizer)
 
 
+def tiny_config(layers: int = 2, heads: int = 4, kv_heads: int = 2) -> LlamaConfig:
+    """The shape of `tiny_model`; heads of eight numbers."""
+    return LlamaConfig(
+        vocab_size=800,
+        hidden_size=8 * heads,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=512,
+        initializer_range=0.4,
+    )
+
+
 def tiny_model(
     seed: int = 0, layers: int = 2, heads: int = 4, kv_heads: int = 2
 ) -> LlamaForCausalLM:
@@ -115,18 +129,7 @@ def tiny_model(
     """
     before = torch.get_rng_state()
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=800,
-            hidden_size=8 * heads,
-            intermediate_size=48,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            max_position_embeddings=512,
-            initializer_range=0.4,
-        )
-    ).eval()
+    model = LlamaForCausalLM(tiny_config(layers, heads, kv_heads)).eval()
     torch.set_rng_state(before)
     use_kvlab_attention(model)
     return model

@@ -16,8 +16,10 @@ from kvlab.pools import PrivatePool, SimpleCachePool, TieredCachePool
 def test_moves_are_read_from_a_line():
     assert moves("a a+b b!") == [Move(("a",)), Move(("a", "b")), Move(("b",), "abort")]
     assert " ".join(map(str, moves("a a+b b!"))) == "a a+b b!"
-    more = "a~ a>b a<12"
+    more = "a* . a~ a>b a<12"
     assert moves(more) == [
+        Move(("a",), "whole"),
+        Move((), "settle"),
         Move(("a",), "park"),
         Move(("a", "b"), "fork"),
         Move(("a",), "truncate", 12),

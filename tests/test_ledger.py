@@ -4,7 +4,6 @@ import json
 import pytest
 
 from kvlab.ledger import Count, Ledger, Rate, Rounding, Time, Varying
-from kvlab.ledger.claims import CLAIMS
 from kvlab.ledger.values import read
 
 A1 = {"colliding_runs_with_a_victim": Rate(3, 4)}
@@ -95,8 +94,3 @@ def test_the_verdict_follows_from_what_was_measured_and_the_claim_tells_the_rule
     assert "colliding runs with a victim: 3 of 4" in some._repr_markdown_()
     assert "reproduced: every colliding run has a victim" in some._repr_markdown_()
     assert copy.deepcopy(some) == some
-
-
-def test_no_rule_asks_a_clock_but_where_its_border_is_far():
-    """A rule may read a name under which notebooks put a time only if it says so here."""
-    assert {id for id, says in CLAIMS.items() if "interleaved pairs" in says.rule} == {"E5"}

@@ -25,12 +25,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pandas as pd
-from transformers import LlamaConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from kvlab.check.classify import Diagnosis, classify
 from kvlab.check.generate import Sizes
 from kvlab.check.history import Anomaly, History
-from kvlab.check.run import Bench, PoolFactory, Trace, shorten
+from kvlab.check.run import Bench, Trace, shorten
+from kvlab.models import tiny_config
+from kvlab.workloads import PoolFactory
 
 __all__ = ["Anomaly", "Diagnosis", "History", "Report", "check", "replay"]
 
@@ -127,19 +129,6 @@ class Report:
         )
 
 
-def default_config() -> PretrainedConfig:
-    """The shape that pools are made for: two layers, two key-value heads of eight numbers."""
-    return LlamaConfig(
-        vocab_size=800,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-    )
-
-
 def check(
     factory: PoolFactory,
     config: PretrainedConfig | None = None,
@@ -152,7 +141,7 @@ def check(
 
     Args:
         factory: `factory(config)` (or `factory()`) returns a fresh pool at every call.
-        config: The model's configuration that the pool is made for.
+        config: The model's configuration that the pool is made for; a tiny one by default.
         budget: How many histories: "quick" (60), "full" (600), or a number.
         seed: Of the first history.
         name: Whether to shorten the history that fails and to name the class of the fault.
@@ -167,7 +156,7 @@ def check(
     if not isinstance(histories, int) or histories < 1:
         raise ValueError(f"budget must be 'quick', 'full' or a number from 1 on, got {budget!r}")
     report = Report(0)
-    bench = Bench(factory, config or default_config(), journal)
+    bench = Bench(factory, config or tiny_config(), journal)
     report.sizes, report.trace = bench.sizes, bench.first
     last = histories
     while report.histories < last and (report.trace is None or not report.trace.telling):
@@ -191,4 +180,4 @@ def check(
 
 def replay(factory: PoolFactory, history: History, config: PretrainedConfig | None = None) -> Trace:
     """Play one history again on a fresh pool."""
-    return Bench(factory, config or default_config()).play(history)
+    return Bench(factory, config or tiny_config()).play(history)

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from kvlab.check import BUDGETS, Report, check, default_config, replay
+from kvlab.check import BUDGETS, Report, check, replay
 from kvlab.check.history import History
-from kvlab.check.run import PoolFactory, fresh
+from kvlab.models import tiny_config
 from kvlab.observe.conflicts import conflicts
 from kvlab.observe.events import read_log
+from kvlab.workloads import PoolFactory, fresh
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,7 +72,8 @@ def _history(path: str | None) -> History | None:
         return None
     text = Path(path).read_text(encoding="utf-8")
     saved = json.loads(text)
-    return History.from_json(json.dumps(saved["history"]) if "history" in saved else text)
+    within = isinstance(saved, dict) and "history" in saved
+    return History.from_json(json.dumps(saved["history"]) if within else text)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def _child(options: argparse.Namespace, folder: Path) -> None:
 
         try:
             factory = load_factory(options.factory)
-            fresh(factory, default_config())  # told from a pool that fails
+            fresh(factory, tiny_config())  # told from a pool that fails
         except Exception as error:
             (folder / "error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
             return

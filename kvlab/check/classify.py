@@ -16,11 +16,11 @@ OWNERSHIP = ("given twice", "overlapping write", "freed under a reader", "double
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a rule concluded.
+    """What a clue concluded.
 
     Attributes:
         kinds: The class; a second one where the observation fits both.
-        rule: The rule, in words.
+        rule: The clue, in words.
     """
 
     kinds: tuple[str, ...]
@@ -158,7 +158,7 @@ def _alone(moves: Sequence[Move]) -> list[Move]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Clue:
     """A test of the anomaly and of the replays, and the classes that it decides for."""
 
     kinds: tuple[str, ...]
@@ -170,52 +170,52 @@ def _what(*names: str) -> Callable[[Anomaly, Replays], bool]:
     return lambda a, r: a.what in names
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+CLUES: tuple[Clue, ...] = (
+    Clue(
         ("refusal changed something",),
         "what follows is another where the refused moves are left out",
         lambda a, r: a.rule == "refusal",
     ),
-    Rule(
+    Clue(
         ("lifetime",),
         "a hit on rows that were admitted and never completely written",
         _what("not written"),
     ),
-    Rule(
+    Clue(
         ("layout",), "own rows come back as those of another head, kind or order", _what("layout")
     ),
-    Rule(("scale",), "own rows come back times a factor", _what("scale")),
-    Rule(
+    Clue(("scale",), "own rows come back times a factor", _what("scale")),
+    Clue(
         ("stale state", "key"),
         "gone when no name returns",
         lambda a, r: r.names_return and not r.renamed,
     ),
-    Rule(
+    Clue(
         ("key",),
         "a hit is longer than any equal prefix that was written in its context",
         lambda a, r: a.rule == "hit" and not r.uses("fork"),
     ),
-    Rule(
+    Clue(
         ("key",),
         "the rows of equal tokens in another context",
         lambda a, r: a.twin and not r.shifted,
     ),
-    Rule(
+    Clue(
         ("lifetime",),
         "gone when everything left for later is done at once",
         lambda a, r: not r.settled,
     ),
-    Rule(
+    Clue(
         ("refusal changed something", "leak of memory"),
         "when all have left, the pool takes fewer than a fresh one, and not without the refused",
         lambda a, r: a.what == "lost" and not r.unrefused,
     ),
-    Rule(
+    Clue(
         ("leak of memory",),
         "when all have left, the pool takes fewer than a fresh one",
         lambda a, r: a.what == "lost",
     ),
-    Rule(
+    Clue(
         ("stale state",),
         "gone when no rows are taken back",
         lambda a, r: (
@@ -226,27 +226,27 @@ RULES: tuple[Rule, ...] = (
             and not r.without("truncate")
         ),
     ),
-    Rule(
+    Clue(
         ("position",),
         "wrong for one request alone on a fresh pool",
         lambda a, r: a.rule == "read" and r.alone,
     ),
-    Rule(
+    Clue(
         ("position",),
         "right one by one, wrong in one forward pass",
         lambda a, r: not r.one_by_one,
     ),
-    Rule(
+    Clue(
         ("position",),
         "rows are right after a hit, their numbers or masks are not",
         lambda a, r: a.what in NUMBERS and not r.nowhere,
     ),
-    Rule(
+    Clue(
         ("stale state",),
         "begins at another's length, although nobody else is there",
         lambda a, r: a.what == "number" and a.lone and not a.cached,
     ),
-    Rule(
+    Clue(
         ("stale state",),
         "one after another: right on a fresh place, wrong on a used one, without a hit",
         lambda a, r: (
@@ -258,48 +258,48 @@ RULES: tuple[Rule, ...] = (
             and r.nowhere
         ),
     ),
-    Rule(
+    Clue(
         ("key",),
         "rows of another context without a hit; gone when all contexts are apart",
         lambda a, r: a.what == "foreign" and not a.cached and not a.changed and not r.apart,
     ),
-    Rule(
+    Clue(
         ("lifetime",),
         "the pool's own log gives a place to two",
         lambda a, r: r.owners is True,
     ),
-    Rule(
+    Clue(
         ("key",),
         "rows of the same places of another prompt, and the pool's own log gives every place to "
         "one",
         lambda a, r: r.owners is False and a.cached and not a.changed and a.same_place,
     ),
-    Rule(
+    Clue(
         ("position", "lifetime"),
         "rows of others, although the pool's own log gives every place to one",
         lambda a, r: r.owners is False and a.rule == "read",
     ),
-    Rule(
+    Clue(
         ("lifetime", "stale state"),
         "rows that were taken back and written anew are granted under their old tokens",
         lambda a, r: r.uses("truncate") and a.cached and not r.without("truncate"),
     ),
-    Rule(
+    Clue(
         ("lifetime", "leak of memory"),
         "an operation fails that the contract does not let fail",
         lambda a, r: a.rule == "error",
     ),
-    Rule(
+    Clue(
         ("lifetime", "position"),
         "rows were freed, overwritten or published at the wrong moment",
         lambda a, r: True,
     ),
 )
-"""The first rule that holds decides."""
+"""The first that holds decides."""
 
 
 def classify(bench: Bench, history: History, anomaly: Anomaly) -> Diagnosis:
     """The class of the fault that `history` shows as `anomaly`."""
     replays = Replays(bench, history, anomaly)
-    rule = next(rule for rule in RULES if rule.holds(anomaly, replays))
-    return Diagnosis(rule.kinds, rule.words)
+    clue = next(clue for clue in CLUES if clue.holds(anomaly, replays))
+    return Diagnosis(clue.kinds, clue.words)

@@ -158,7 +158,7 @@ class Author:
         self.player.play(Move((label,)))
         if label not in self.player.lives:  # full, or its name is taken: it does not come back
             self._remember(self.player.requests[label].tokens)
-            self.player.over[label] = None  # type: ignore[assignment]
+            self.player.over.add(label)
 
     def _request(self, name: str) -> Request:
         draw, limit = self.draw, self.sizes.limit

@@ -98,7 +98,6 @@ class Anomaly:
             written" or "unknown context"; "lost", "given twice", "changed", or an exception's name.
         cached: The row belongs to the prefix that the pool said was there.
         changed: It was right when this request read it before.
-        gone: None of those who wrote the row was there any more.
         twin: It is the row of equal tokens in another context.
         same_place: It is a row of another prompt, from the same place there.
         lone: Nobody else was there who was not parked.
@@ -111,7 +110,6 @@ class Anomaly:
     text: str
     cached: bool = False
     changed: bool = False
-    gone: bool = False
     twin: bool = False
     same_place: bool = False
     lone: bool = False
@@ -167,14 +165,15 @@ class Player:
         shared: bool = True,
         settle_always: bool = False,
         journal: Callable[[str], None] | None = None,
+        limit: int = 0,
     ) -> None:
         self.pool, self.requests, self.dye = pool, requests, dye
         self.chunk, self.shared = chunk, shared
-        self.limit = 0  # rows of the longest request that a fresh pool admits
+        self.limit = limit  # rows of the longest request that a fresh pool admits
         self.settle_always, self.journal = settle_always, journal
         self.batches, self.settles = isinstance(pool, Batches), isinstance(pool, Settles)
         self.lives: dict[str, Life] = {}
-        self.over: dict[str, Life] = {}
+        self.over: set[str] = set()  # labels that do not come any more
         self.anomalies: list[Anomaly] = []
         self.exercised: Counter[str] = Counter()
         self.outcomes: list[Outcome] = []
@@ -215,8 +214,8 @@ class Player:
         if move.kind == "fork":
             return self._fork(*move.requests)
         here = [self.lives[n] for n in move.requests if n in self.lives]
-        if move.kind == "step":
-            return self._step(move.requests)
+        if move.kind in ("step", "whole"):
+            return self._step(move.requests, None if move.kind == "whole" else self.chunk)
         if not here:
             return "nothing"
         life = here[0]
@@ -242,7 +241,7 @@ class Player:
         self.pool.settle()  # type: ignore[attr-defined]
         return "done"
 
-    def _step(self, labels: Sequence[str]) -> Outcome:
+    def _step(self, labels: Sequence[str], chunk: int | None) -> Outcome:
         outcome: Outcome = "nothing"
         decoding = []
         for label in labels:
@@ -254,13 +253,13 @@ class Player:
                 outcome = self._resume(life)
             elif life.over:
                 outcome = self._release(life)
-                self.over[label] = life
+                self.over.add(label)
             elif life.prefilled:
                 decoding.append(life)
             else:
                 end = len(life.request.tokens)
-                if self.chunk is not None:
-                    end = min(end, life.done + self.chunk)
+                if chunk is not None:
+                    end = min(end, life.done + chunk)
                 outcome = self._forward([life], [end - life.done])
         if decoding:
             outcome = self._forward(decoding, [1] * len(decoding))
@@ -282,12 +281,12 @@ class Player:
         if request.id in self.names:
             self.exercised["a name came back"] += 1
         self.names.add(request.id)
-        self._take_in(label, request, lease)
-        life = self.lives[label]
-        hit = lease.num_cached_tokens
-        equal = next((i for i, c in enumerate(life.chains) if c not in self.complete), hit)
+        key = known(request.context)
+        life = self._take_in(label, request, lease, f"{label}?" if key is None else key)
+        hit, rows = lease.num_cached_tokens, len(life.chains)
+        equal = next((i for i, c in enumerate(life.chains) if c not in self.complete), rows)
         if hit > equal:
-            unknown = known(request.context) is None
+            unknown = key is None
             early = life.chains[hit - 1] in self.expected
             self._note(
                 "hit",
@@ -299,16 +298,10 @@ class Player:
         self.expected.update(life.chains)
         if hit:
             self.exercised["hit"] += 1
-            longest = next(
-                (i for i, c in enumerate(life.chains) if c not in self.complete), len(life.chains)
-            )
-            self.exercised["partial hit" if hit < len(request.tokens) - 1 else "full hit"] += 1
-            self.exercised["shorter than it could be"] += hit < min(longest, len(life.chains) - 1)
+            self.exercised["partial hit" if hit < rows - 1 else "full hit"] += 1
         return "done"
 
-    def _take_in(self, label: str, request: Request, lease: Lease) -> None:
-        key = known(request.context)
-        start = f"{label}?" if key is None else key
+    def _take_in(self, label: str, request: Request, lease: Lease, start: object) -> Life:
         tokens = list(request.tokens)
         life = Life(label, request, lease, start, tokens, chain_of(start, tokens))
         hit = lease.num_cached_tokens
@@ -320,6 +313,7 @@ class Player:
         self.lives[label] = life
         self.starts.add(start)
         self.exercised["at once"] = max(self.exercised["at once"], len(self.lives))
+        return life
 
     def _fork(self, source: str, label: str) -> Outcome:
         life = self.lives.get(source)
@@ -341,10 +335,7 @@ class Player:
             self.exercised["full"] += 1
             return "full"
         self.names.add(request.id)
-        self._take_in(label, request, lease)
-        fork = self.lives[label]
-        fork.start = life.start
-        fork.chains = chain_of(fork.start, tokens)
+        self._take_in(label, request, lease, life.start)
         self.exercised["fork"] += 1
         if lease.num_cached_tokens > life.done:
             text = f"{label} takes over {lease.num_cached_tokens} of {life.done} rows"
@@ -542,7 +533,6 @@ class Player:
             f"head {head}, that {says}{first}",
             cached=row < life.lease.num_cached_tokens,
             changed=changed,
-            gone=bool(writers) and not set(writers) & self.lives.keys(),
             twin=chain is not None and self._is_twin(life, row, chain),
             same_place=chain is not None and self.place[chain] == row,
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PretrainedConfig
@@ -12,28 +11,15 @@ from transformers import PretrainedConfig
 from kvlab.check.dye import Dye
 from kvlab.check.generate import Author, Sizes
 from kvlab.check.history import Anomaly, History, Outcome, Player
-from kvlab.interleave import Move, among, interleavings
+from kvlab.interleave import Move, among
 from kvlab.observe.conflicts import conflicts
 from kvlab.pools.contract import CachePool, Logs
 from kvlab.pools.events import EventLog
 from kvlab.request import Request
-
-PoolFactory = Callable[..., CachePool]
-"""`factory(config)`, or `factory()`: a fresh pool at every call."""
+from kvlab.workloads import PoolFactory, fresh
 
 AT_MOST = 16
 """Requests at once; a pool that takes more counts as unbounded."""
-
-
-def fresh(factory: PoolFactory, config: PretrainedConfig) -> CachePool:
-    """A new pool from a factory, with or without the model's configuration as argument."""
-    try:
-        inspect.signature(factory).bind(config)
-    except TypeError:
-        return factory()
-    except ValueError:  # a builtin without a signature
-        pass
-    return factory(config)
 
 
 @dataclass(frozen=True)
@@ -74,6 +60,7 @@ class Bench:
         self.factory, self.config, self.dye = factory, config, Dye(config)
         self.journal = journal
         self.first: Trace | None = None
+        self.sizes = Sizes(0, 0, 0, False)  # until they are found out
         self.sizes = self._sizes()
 
     def pool(self) -> CachePool:
@@ -89,9 +76,10 @@ class Bench:
     ) -> Player:
         if self.journal is not None:
             self.journal(what)
-        player = Player(self.pool(), dict(requests), self.dye, chunk, shared, settle, self.journal)
-        player.limit = self.sizes.limit if hasattr(self, "sizes") else 0
-        return player
+        limit = self.sizes.limit
+        return Player(
+            self.pool(), dict(requests), self.dye, chunk, shared, settle, self.journal, limit
+        )
 
     def _sizes(self) -> Sizes:
         low, high = 1, 256
@@ -186,9 +174,10 @@ class Bench:
         for i in kept:
             outcome = again.play(history.moves[i])
             if outcome != player.outcomes[i] or again.anomalies:
+                outcome_then = "wrong" if again.anomalies else outcome
                 text = (
-                    f"{history.moves[i]} is {player.outcomes[i]}, and {outcome} where the refused "
-                    "moves before it are left out"
+                    f"{history.moves[i]} is {player.outcomes[i]}, and {outcome_then} where the "
+                    "refused moves before it are left out"
                 )
                 player.anomalies.append(Anomaly("refusal", "", i, "changed", text))
                 return
@@ -213,28 +202,16 @@ def fill(player: Player, rows: int, name: str, at_most: int = AT_MOST) -> int:
         if player.play(Move((label,))) != "done":
             break
     inside = [label for label in labels if label in player.lives]
-    player.chunk = None
     for _ in range(2):
         for label in inside:
             life = player.lives.get(label)
             if life is not None and not life.over and not player.anomalies:
-                player.play(Move((label,)))
+                player.play(Move((label,), "whole"))
     for label in inside:
         if label in player.lives:
             player.play(Move((label,), "abort"))
     player.settle()
     return len(inside)
-
-
-def pairs(sizes: Sizes) -> Iterator[History]:
-    """All orders of two lives of five steps, of strangers and of two with one beginning."""
-    length = max(1, min(18, sizes.limit - 3))
-    stem = tuple(range(10, 10 + length))
-    other = tuple(range(300, 304))
-    for first, second in (((*stem[1:], 5), other), ((*stem[1:], 5), (*stem[1:], 6))):
-        requests = {"A": Request("A", first, 3), "B": Request("B", second, 3)}
-        for order in interleavings("A", "B", 5):
-            yield History(requests, tuple(order))
 
 
 def shorten(bench: Bench, trace: Trace, replays: int = 400) -> Trace:

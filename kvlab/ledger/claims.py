@@ -90,8 +90,8 @@ CLAIMS: dict[str, Statement] = {
             lambda m: m["crossover in tokens"].value <= 1000,
         ),
         otherwise="qualified",
-        note="The square is there, but at this hidden size it passes the projections only far "
-        "behind the lengths of a chat; below, a step without a cache grows almost linearly.",
+        note="The square is there, but with a model this wide it passes the projections only at "
+        "the crossover; below, a step without a cache grows almost linearly.",
     ),
     "B2": Statement(
         "A query belongs to the current token; keys and values of past tokens can be reused only "
@@ -119,7 +119,7 @@ CLAIMS: dict[str, Statement] = {
         ),
         qualified=("the formula is exact", lambda m: m["formula equals real tensors"].value),
         note="In float16 a 7B model with full heads needs more than a gigabyte; 'several hundred "
-        "MB' is right for grouped heads only. 16 requests take exactly 16 times as much.",
+        "MB' is right for grouped heads only. 16 slots take exactly 16 times as much as one.",
     ),
     "B5": Statement(
         "Sharing gains twice: a preallocated pool saves repeated allocation and freeing, and a "
@@ -152,7 +152,7 @@ CLAIMS: dict[str, Statement] = {
             lambda m: all(m[arm].all for arm in ("serial", "private", "shared")),
         ),
         otherwise="qualified",
-        note="'Equal' has to mean tokens: another batch size moves the last bits.",
+        note="'Equal' has to mean tokens: another way to compute moves the last bits.",
     ),
     "A1": Statement(
         "Two sessions that share a cache slot give observably shifted outputs even with identical "
@@ -239,8 +239,8 @@ CLAIMS: dict[str, Statement] = {
         "positions. They turn abnormal under contamination and are far cheaper than token "
         "comparison.",
         _halves(
-            "the probe adds less than half of what a second run costs (interleaved pairs; it adds "
-            "about a twentieth), and maximum and entropy fire in most damaged runs",
+            "the probe adds less than half of what a second run costs, in interleaved pairs, and "
+            "maximum and entropy fire in most damaged runs",
             lambda m: (
                 m["step with probe over eager step"].value - 1
                 < m["second run, cached, over eager step"].value / 2

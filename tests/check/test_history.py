@@ -3,7 +3,10 @@ import json
 import pytest
 
 from kvlab.check import History, check, replay
+from kvlab.check.run import Bench
+from kvlab.faults import CATALOGUE, make_pool
 from kvlab.interleave import moves
+from kvlab.models import tiny_config
 from kvlab.pools import PoolFull, SimpleCachePool, TieredCachePool
 from kvlab.request import Request
 from tests.foreign import ring
@@ -13,7 +16,7 @@ REQUESTS = {
     "B": Request("b", (6, 7), 2, context=(("tenant", "x"), ("image", None))),
     "C": Request("c", (8,), 2, context=None),
 }
-HISTORY = History(REQUESTS, tuple(moves("A A B A+B A>C . A<1 B~ B A!")), chunk=2, shared=False)
+HISTORY = History(REQUESTS, tuple(moves("A A* B A+B A>C . A<1 B~ B A!")), chunk=2, shared=False)
 
 
 def slots(config):
@@ -22,7 +25,7 @@ def slots(config):
 
 def test_a_history_survives_its_text():
     assert History.from_json(HISTORY.to_json()) == HISTORY
-    assert str(HISTORY) == "A A B A+B A>C . A<1 B~ B A!"
+    assert str(HISTORY) == "A A* B A+B A>C . A<1 B~ B A!"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"requests": {}, "moves": "A<", "chunk": 1}'])
@@ -45,6 +48,17 @@ def test_the_shortest_history_of_a_report_shows_the_same_again():
     again = replay(lambda config: ring.build(config, "empty_abort"), saved)
     assert [a.what for a in again.anomalies] == ["lost"]
     assert not replay(ring.build, saved).anomalies
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_drawn_history_shows_it_shows_again_to_its_last_row(seed):
+    """Whatever the chunk of its prefills: this fault is often seen by who fills the pool."""
+    fault = CATALOGUE["free ignores the count"]
+    bench = Bench(lambda config: make_pool(fault, config), tiny_config())
+    trace = bench.draw(seed)
+    again = bench.play(trace.history, finish=False)
+    assert trace.anomalies[0].rule in ("read", "hit", "error")
+    assert again.anomalies == trace.anomalies
 
 
 def test_a_refusal_that_changes_what_comes_later_is_told():

@@ -5,7 +5,8 @@ import importlib
 import pytest
 from transformers import DynamicCache
 
-from kvlab.check import Report, check, default_config
+from kvlab.check import Report, check
+from kvlab.models import tiny_config
 from kvlab.pools import (
     PoolForEach,
     PrivatePool,
@@ -67,7 +68,7 @@ def test_a_budget_that_is_none_is_refused(budget):
 def test_a_cache_of_transformers_for_each_request_is_isolated():
     class Lease:
         def __init__(self):
-            self.cache, self.num_cached_tokens = DynamicCache(config=default_config()), 0
+            self.cache, self.num_cached_tokens = DynamicCache(config=tiny_config()), 0
 
     class Pool:
         def admit(self, request):
