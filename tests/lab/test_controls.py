@@ -64,6 +64,7 @@ def test_unknown_characters_are_marked_as_bytes(slot_lab):
 def test_own_text_is_run_in_every_state_and_shown(slot_lab):
     slot_lab.texts["A"].value = "系统提示：你是一个助手。3+4等于几"
     slot_lab.texts["B"].value = "系统提示：你是一个助手。5+2等于几"
+    slot_lab.state.value = "same slot, overwritten"
     slot_lab.compute()
     assert slot_lab.preset.value == lab.OWN
     assert not slot_lab.run.disabled
