@@ -21,12 +21,13 @@ from kvlab.interleave import Move, replay
 from kvlab.observe import AttentionProbe, AttentionStep, Checksums, OwnershipGuard
 from kvlab.observe.conflicts import Conflict, conflicts
 from kvlab.pools import PrivatePool
+from kvlab.pools.contract import PoolFactory, fresh
 from kvlab.pools.events import EventLog
 from kvlab.references import FAR, References
 from kvlab.request import Context, Request, Run, known
 from kvlab.schedule import run
 from kvlab.verdict import Comparison
-from kvlab.workloads import PoolFactory, churn, fresh, together
+from kvlab.workloads import churn, together
 
 Arm = Literal["serial", "concurrent"]
 

@@ -10,10 +10,10 @@ from kvlab.decode import recompute
 from kvlab.interleave import Move, replay
 from kvlab.observe import AttentionProbe, AttentionStep
 from kvlab.pools import CachePool, PoolForEach, PrivatePool
+from kvlab.pools.contract import PoolFactory, fresh
 from kvlab.request import Request, Run
 from kvlab.schedule import run
 from kvlab.verdict import Comparison, compare, drift, measure_tolerance
-from kvlab.workloads import PoolFactory, fresh
 
 FAR = 10
 """A logit is far off if it moved this many tolerances; a tolerance is the largest of a sample."""

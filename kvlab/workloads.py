@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from transformers import PretrainedConfig
 
 from kvlab.interleave import Move
-from kvlab.pools.contract import CachePool, PoolFull
+from kvlab.pools.contract import PoolFactory, PoolFull, fresh
 from kvlab.request import Context, Request
-
-PoolFactory = Callable[..., CachePool]
-"""`factory(config)`, or `factory()`: a fresh pool at every call."""
-
-
-def fresh(factory: PoolFactory, config: PretrainedConfig) -> CachePool:
-    """A new pool from a factory, with or without the model's configuration as argument."""
-    try:
-        inspect.signature(factory).bind(config)
-    except TypeError:
-        return factory()
-    except ValueError:  # a builtin without a signature
-        pass
-    return factory(config)
 
 
 def longest_request(factory: PoolFactory, config: PretrainedConfig, at_most: int) -> int:

@@ -32,7 +32,7 @@ from kvlab.check.generate import Sizes
 from kvlab.check.history import Anomaly, History
 from kvlab.check.run import Bench, Trace, shorten
 from kvlab.models import tiny_config
-from kvlab.workloads import PoolFactory
+from kvlab.pools.contract import PoolFactory
 
 __all__ = ["Anomaly", "Diagnosis", "History", "Report", "check", "replay"]
 

@@ -27,7 +27,7 @@ from kvlab.check.history import History
 from kvlab.models import tiny_config
 from kvlab.observe.conflicts import conflicts
 from kvlab.observe.events import read_log
-from kvlab.workloads import PoolFactory, fresh
+from kvlab.pools.contract import PoolFactory, fresh
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,10 +13,9 @@ from kvlab.check.generate import Author, Sizes
 from kvlab.check.history import Anomaly, History, Outcome, Player
 from kvlab.interleave import Move, among
 from kvlab.observe.conflicts import conflicts
-from kvlab.pools.contract import CachePool, Logs
+from kvlab.pools.contract import CachePool, Logs, PoolFactory, fresh
 from kvlab.pools.events import EventLog
 from kvlab.request import Request
-from kvlab.workloads import PoolFactory, fresh
 
 AT_MOST = 16
 """Requests at once; a pool that takes more counts as unbounded."""

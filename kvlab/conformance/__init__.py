@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from kvlab.conformance.bench import Bench, Failure, NotApplicable, Profile, play_again
 from kvlab.conformance.cases import CASES
 from kvlab.models import tiny_model
+from kvlab.pools.contract import PoolFactory
 from kvlab.references import References
-from kvlab.workloads import PoolFactory
 
 __all__ = ["CASES", "Failure", "Report", "Row", "check", "play_again"]
 

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from kvlab.dye import Contract, common_prefix
 from kvlab.interleave import Move, among, moves, replay
-from kvlab.pools.contract import CachePool, Lease
+from kvlab.pools.contract import CachePool, Lease, PoolFactory, fresh
 from kvlab.references import References
 from kvlab.request import Context, Request, Run, known
 from kvlab.schedule import run
-from kvlab.workloads import PoolFactory, fresh, longest_request, most_requests, random_request
+from kvlab.workloads import longest_request, most_requests, random_request
 
 Profile = Literal["quick", "full"]
 

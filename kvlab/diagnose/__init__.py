@@ -17,7 +17,7 @@ from kvlab.diagnose.experiments import EXPERIMENTS
 from kvlab.diagnose.rules import Finding, Shown, article_rule, conclude
 from kvlab.diagnose.scenes import Seen, Stage
 from kvlab.faults.catalogue import Kind
-from kvlab.workloads import PoolFactory
+from kvlab.pools.contract import PoolFactory
 
 __all__ = ["Diagnosis", "Finding", "PoolFactory", "article_rule", "diagnose", "run_experiments"]
 

@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 from kvlab.dye import DyedModel, Misread, OverHit
 from kvlab.interleave import Move, among, replay
 from kvlab.observe.conflicts import Conflict, conflicts
+from kvlab.pools.contract import PoolFactory, fresh
 from kvlab.request import Context, Request
 from kvlab.schedule import run
-from kvlab.workloads import PoolFactory, fresh, longest_request, most_requests, random_request
+from kvlab.workloads import longest_request, most_requests, random_request
 
 
 @dataclass

@@ -13,9 +13,9 @@ from kvlab.models import tiny_model
 from kvlab.observe import Event, parse_log
 from kvlab.pools import CachePool, SimpleCachePool, TieredCachePool
 from kvlab.pools.arena import Arena
+from kvlab.pools.contract import PoolFactory
 from kvlab.pools.prefix import PrefixTree
 from kvlab.pools.slots import Slot
-from kvlab.workloads import PoolFactory
 
 
 class _First(SimpleCachePool):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kvlab.conformance import check as run_suite
 from kvlab.exercises.checking import check
-from kvlab.workloads import PoolFactory
+from kvlab.pools.contract import PoolFactory
 
 
 def check_orders(orders: Callable[[int, int], int], number: str = "8.1") -> bool:

@@ -6,10 +6,11 @@ reports "cannot see" or "not exercised" where it is missing, never "clean".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from transformers import Cache
+from transformers import Cache, PretrainedConfig
 
 from kvlab.pools.events import EventLog
 from kvlab.request import Request
@@ -174,3 +175,18 @@ class Parks(Protocol):
             ValueError: It is not parked.
         """
         ...
+
+
+PoolFactory = Callable[..., CachePool]
+"""`factory(config)`, or `factory()`: a fresh pool at every call."""
+
+
+def fresh(factory: PoolFactory, config: PretrainedConfig) -> CachePool:
+    """A new pool from a factory, with or without the model's configuration as argument."""
+    try:
+        inspect.signature(factory).bind(config)
+    except TypeError:
+        return factory()
+    except ValueError:  # a builtin without a signature
+        pass
+    return factory(config)
